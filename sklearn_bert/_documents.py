@@ -1,0 +1,163 @@
+"""What users pass as X -> a list of str, one per row.
+
+Every container that holds one text per row is read the same way: by position, never by index
+label. What is not one text per row is refused with a sentence that says what was found where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import issparse
+
+__all__ = ["check_documents", "unique_documents"]
+
+_ROWS_SHOWN = 5
+
+
+def check_documents(X: Any) -> list[str]:
+    """Return the texts of `X` as a list of str.
+
+    Parameters
+    ----------
+    X : iterable of str of length n_samples
+        List, tuple, generator, NumPy array of shape ``(n_samples,)`` or ``(n_samples, 1)``,
+        pandas, polars or pyarrow column, or a frame with one column. An iterator is consumed.
+
+    Returns
+    -------
+    list of str of length n_samples
+        Plain `str` objects in the order of the rows. Unpaired surrogates, which no encoder can
+        read, are replaced by U+FFFD, the replacement character; paired ones are joined.
+
+    Raises
+    ------
+    TypeError
+        If `X` or one of its rows is of a type that is not text.
+    ValueError
+        If `X` is a bare string, has several columns, or has missing values.
+
+    Examples
+    --------
+    >>> check_documents(np.array([["good film"], ["bad"]]))
+    ['good film', 'bad']
+    >>> check_documents(["good film", None])
+    Traceback (most recent call last):
+    ...
+    ValueError: X has 1 missing value, in row 1. Drop the row or fill it, for example with ''.
+    """
+    rows = _as_rows(X)
+    if all(type(row) is str for row in rows):
+        return [_without_surrogates(row) for row in rows]
+    _refuse_missing(rows)
+    return [_without_surrogates(_as_str(row, position)) for position, row in enumerate(rows)]
+
+
+def unique_documents(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
+    """Return the distinct texts in order of appearance, and where each row finds its own.
+
+    Examples
+    --------
+    >>> unique, inverse = unique_documents(["b", "a", "b"])
+    >>> unique, inverse.tolist()
+    (['b', 'a'], [0, 1, 0])
+    """
+    positions: dict[str, int] = {}
+    inverse = np.fromiter(
+        (positions.setdefault(text, len(positions)) for text in texts), np.intp, len(texts)
+    )
+    return list(positions), inverse
+
+
+def _as_rows(X: Any) -> list[Any]:
+    if isinstance(X, str | bytes | bytearray):
+        raise ValueError(
+            f"X is a single {type(X).__name__}; pass a list of texts, for example [text]."
+        )
+    if isinstance(X, np.ndarray):
+        return _array_rows(X)
+    native = nw.from_native(X, pass_through=True, allow_series=True)
+    if isinstance(native, nw.LazyFrame) or hasattr(X, "__dask_graph__"):
+        raise TypeError(
+            f"X is lazy ({type(X).__module__}.{type(X).__name__}); compute or collect it first."
+        )
+    if isinstance(native, nw.DataFrame):
+        _refuse_columns(native.shape[1], f"columns {native.columns}")
+        return native[native.columns[0]].to_list()
+    if isinstance(native, nw.Series):
+        return native.to_list()
+    if hasattr(X, "to_pylist"):  # pyarrow.Array, which narwhals leaves alone
+        return X.to_pylist()
+    if isinstance(X, Mapping | Set) or issparse(X) or not isinstance(X, Iterable):
+        raise TypeError(
+            f"X is a {type(X).__name__}; pass one text per row, as a list, an array or a column."
+        )
+    return list(X)
+
+
+def _array_rows(X: NDArray[Any]) -> list[Any]:
+    if X.ndim == 0 or X.ndim > 2:
+        raise ValueError(
+            f"X is an array of shape {X.shape}; expected (n_samples,), one text a row."
+        )
+    if X.ndim == 2:
+        _refuse_columns(X.shape[1], f"shape {X.shape}")
+    if X.dtype.kind not in "UOT":
+        raise TypeError(f"X is an array of dtype {X.dtype}; expected texts (str).")
+    return X.ravel().tolist()
+
+
+def _refuse_columns(n_columns: int, found: str) -> None:
+    if n_columns != 1:
+        raise ValueError(
+            f"X has {n_columns} columns ({found}); one text column is expected. Select one, or use "
+            "a ColumnTransformer with one featurizer per column."
+        )
+
+
+def _is_missing(row: Any) -> bool:
+    if row is None or type(row).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(row, np.datetime64 | np.timedelta64):
+        return bool(np.isnat(row))
+    return isinstance(row, float | np.floating) and bool(np.isnan(row))
+
+
+def _refuse_missing(rows: Sequence[Any]) -> None:
+    missing = [position for position, row in enumerate(rows) if _is_missing(row)]
+    if not missing:
+        return
+    if len(missing) == 1:
+        raise ValueError(
+            f"X has 1 missing value, in row {missing[0]}. Drop the row or fill it, for example "
+            "with ''."
+        )
+    shown = ", ".join(map(str, missing[:_ROWS_SHOWN]))
+    more = ", ..." if len(missing) > _ROWS_SHOWN else ""
+    raise ValueError(
+        f"X has {len(missing)} missing values, in rows {shown}{more}. Drop these rows or fill "
+        "them, for example with ''."
+    )
+
+
+def _as_str(row: Any, position: int) -> str:
+    if isinstance(row, str):  # np.str_ and other subclasses
+        return str.__str__(row)
+    hint = ""
+    if isinstance(row, bytes):
+        hint = " Decode it first."
+    elif isinstance(row, list | tuple | np.ndarray):
+        hint = " Pass one text per row; pairs and nested lists are not read."
+    raise TypeError(f"row {position} of X is of type {type(row).__name__}, not str.{hint}")
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,457 @@
+"""BertLayerFeaturizer: texts in, features from the layers of a BERT model out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+
+from ._documents import check_documents
+from ._extract import FeatureSpec, extract_features
+from ._layers import LAYER_COMBINATIONS, LayersParameter, resolve_layers
+from ._model_files import find_model, fingerprint
+from ._pooling import Pooling, resolve_poolings
+from .exceptions import (
+    ConstantFeaturesWarning,
+    FingerprintMismatchError,
+    ParameterChangedError,
+)
+
+if TYPE_CHECKING:
+    from ._models import ModelFacts, ModelReference
+
+__all__ = ["BertLayerFeaturizer"]
+
+# Parameters that decide the features. Changed after fit, they raise until the next fit.
+_WHAT = (
+    "layers",
+    "layer_combination",
+    "pooling",
+    "special_tokens",
+    "norm",
+    "max_length",
+    "long_documents",
+    "dtype",
+)
+
+
+class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
+    """Features from the hidden layers of a BERT model.
+
+    Every text is run through a pretrained encoder (BERT, DistilBERT, RoBERTa, ELECTRA, MPNet,
+    ALBERT, DeBERTa-v2, ModernBERT, XLM-R and relatives), the states of the layers asked for are
+    pooled over the tokens, and the result is one row of numbers for a classifier or regressor.
+    Nothing is trained here: ``fit`` checks the parameters against the model and remembers which
+    model it was. Weights are loaded at the first ``transform`` of a process and shared by all
+    estimators in it; a fitted estimator pickles to kilobytes.
+
+    On CPU a text gets the same bits whatever else is in the call: batch size, order, neighbours
+    and number of threads do not matter.
+
+    Parameters
+    ----------
+    model : str or path-like, default="google-bert/bert-base-uncased"
+        A folder with ``config.json``, safetensors weights and tokenizer files, or the id of such
+        a repository on the Hugging Face hub. A folder that exists goes before the hub.
+    revision : str, default=None
+        Branch, tag or commit of a hub repository. ``fit`` pins the commit.
+    layers : int, sequence of int, range, array or "all", default=-1
+        Layers to read: 0 is the embedding output, ``k`` the output of block ``k``, the number of
+        blocks (or -1) the last hidden state. Only the blocks up to the highest layer run.
+    layer_combination : {"concat", "mean", "sum", "max"}, default="concat"
+        How several layers become one row: side by side in the order given, or element by element.
+    pooling : str, Pooling, or sequence of them, default="mean"
+        How the tokens of a text become one vector; several stand side by side in the order given.
+        With h the states of the tokens that count and n their number: ``"mean"`` is Σh/n,
+        ``"mean_sqrt_len"`` Σh/√n, ``"max"`` and ``"min"`` are taken for each dimension, ``"cls"``
+        and ``"last"`` are the states at the first and the last position (``[CLS]`` and
+        ``[SEP]``), and ``"pooler"`` is tanh(W·cls + b) of the last layer, for checkpoints that
+        have trained weights for it. See :class:`Pooling` for your own.
+    special_tokens : {"include", "exclude"}, default="include"
+        Whether special tokens such as ``[CLS]`` and ``[SEP]`` count in mean, mean_sqrt_len, max
+        and min. They always take part in attention.
+    norm : {"l2"}, default=None
+        Divide each row by its Euclidean length.
+    max_length : int, default=None
+        Most tokens of a text, special tokens included. None is the model's own limit.
+    long_documents : {"truncate", "error"}, default="truncate"
+        What happens to texts with more tokens: the end is cut off, with one
+        :class:`~sklearn_bert.exceptions.TruncationWarning` per call, or ``transform`` raises.
+    dtype : {"float32", "bfloat16", "float16"}, default="float32"
+        Precision of the model; features are float32 always. On a CPU without arithmetic for a
+        half precision, its rounded weights are computed with in float32.
+    device : str or torch.device, default="auto"
+        Where the model runs: ``"auto"`` is the accelerator if there is one, else ``"cpu"``.
+    batch_tokens : int or "auto", default="auto"
+        Most tokens in a batch. It decides memory and speed, never the features.
+    local_files_only : bool, default=False
+        If True, nothing is fetched from the hub.
+    verbose : bool, default=False
+        Whether ``transform`` shows a progress bar.
+
+    Attributes
+    ----------
+    layers_ : tuple of int
+        Layer numbers, counted from 0.
+    n_layers_ : int
+        Number of blocks of the model.
+    hidden_size_ : int
+        Length of a state of the model.
+    max_length_ : int
+        Most tokens of a text, special tokens included.
+    model_fingerprint_ : str
+        SHA-256 over the model's weights, configuration and tokenizer files. Other files are
+        refused later.
+    model_path_ : str or None
+        Absolute path of the model, if it was given as a folder.
+    revision_ : str or None
+        Commit of the model, if it came from the hub.
+
+    See Also
+    --------
+    sklearn.feature_extraction.text.TfidfVectorizer : Features from word counts.
+    sklearn_bert.datasets.load_sentence_polarity : Sentences to try it on.
+
+    Notes
+    -----
+    ``[CLS]`` at layer 0 is the same vector for every text, and at the lower layers it hardly
+    varies; put a ``StandardScaler`` before a linear model that reads it.
+
+    Unlike transformers, special tokens that stand in a text, such as a literal ``"[SEP]"``, are
+    read as text.
+
+    References
+    ----------
+    .. [1] J. Devlin, M.-W. Chang, K. Lee, K. Toutanova (2019). BERT: Pre-training of Deep
+       Bidirectional Transformers for Language Understanding. NAACL. (Section 5.3 compares
+       layers as features.)
+    .. [2] N. Reimers, I. Gurevych (2019). Sentence-BERT. EMNLP. (Section 6 compares mean, max
+       and CLS pooling.)
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn_bert import BertLayerFeaturizer
+    >>> from sklearn_bert.testing import make_bert
+    >>> folder = make_bert()  # a tiny random model; use a real one for real features
+    >>> X = ["a good film", "a bad film", "good", "bad"]
+    >>> pipe = make_pipeline(
+    ...     BertLayerFeaturizer(folder, layers=[-2, -1], pooling="mean"), LogisticRegression()
+    ... )
+    >>> pipe.fit(X, [1, 0, 1, 0]).predict(["good film"]).shape
+    (1,)
+    >>> pipe[0].get_feature_names_out()[[0, -1]].tolist()
+    ['layer2_mean_00', 'layer3_mean_31']
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        # checked against the model, in fit, with messages of their own
+        "model": "no_validation",
+        "layers": "no_validation",
+        "pooling": "no_validation",
+        "device": "no_validation",
+        "revision": [str, None],
+        "layer_combination": [StrOptions(set(LAYER_COMBINATIONS))],
+        "special_tokens": [StrOptions({"include", "exclude"})],
+        "norm": [StrOptions({"l2"}), None],
+        "max_length": [Interval(Integral, 1, None, closed="left"), None],
+        "long_documents": [StrOptions({"truncate", "error"})],
+        "dtype": [StrOptions({"float32", "bfloat16", "float16"})],
+        "batch_tokens": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "local_files_only": ["boolean"],
+        "verbose": ["verbose"],
+    }
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "google-bert/bert-base-uncased",
+        *,
+        revision: str | None = None,
+        layers: LayersParameter = -1,
+        layer_combination: str = "concat",
+        pooling: str | Pooling | Sequence[str | Pooling] = "mean",
+        special_tokens: str = "include",
+        norm: str | None = None,
+        max_length: int | None = None,
+        long_documents: str = "truncate",
+        dtype: str = "float32",
+        device: Any = "auto",
+        batch_tokens: int | str = "auto",
+        local_files_only: bool = False,
+        verbose: bool | int = False,
+    ) -> None:
+        self.model = model
+        self.revision = revision
+        self.layers = layers
+        self.layer_combination = layer_combination
+        self.pooling = pooling
+        self.special_tokens = special_tokens
+        self.norm = norm
+        self.max_length = max_length
+        self.long_documents = long_documents
+        self.dtype = dtype
+        self.device = device
+        self.batch_tokens = batch_tokens
+        self.local_files_only = local_files_only
+        self.verbose = verbose
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: ArrayLike | None = None) -> Self:
+        """Check the parameters against the model and pin its identity; nothing is trained.
+
+        Parameters
+        ----------
+        X : iterable of str of length n_samples
+            Texts: a list, an array, a column, or a frame with one column.
+        y : ignored
+            Present for scikit-learn's conventions.
+
+        Returns
+        -------
+        BertLayerFeaturizer
+            The estimator itself.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter does not fit the model, or `X` is not texts.
+        ModelFilesError
+            If model files are missing or damaged.
+        UnsupportedModelError
+            If the model is not a bidirectional encoder with its weights and tokenizer.
+        RuntimeError
+            If the device is not there.
+        """
+        self._fit_texts(check_documents(X))
+        return self
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit_transform(self, X: Any, y: ArrayLike | None = None) -> NDArray[np.float32]:
+        """Fit, then transform the same texts; an iterator is consumed once.
+
+        Parameters
+        ----------
+        X : iterable of str of length n_samples
+            Texts.
+        y : ignored
+            Present for scikit-learn's conventions.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            As of :meth:`transform`.
+        """
+        texts = check_documents(X)
+        return self._fit_texts(texts)._transform_texts(texts)
+
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """Return the features of texts.
+
+        Parameters
+        ----------
+        X : iterable of str of length n_samples
+            Texts: a list, an array, a column, or a frame with one column.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            float32. The columns are, for each layer and each pooling in the order given,
+            `hidden_size_` numbers (with another `layer_combination` than "concat", for each
+            pooling only).
+
+        Raises
+        ------
+        NotFittedError
+            Before ``fit``, or (:class:`~sklearn_bert.exceptions.ParameterChangedError`) if a
+            parameter that decides the features was changed since.
+        FingerprintMismatchError
+            If the model files are not those of ``fit``.
+        """
+        check_is_fitted(self)
+        self._validate_params()
+        return self._transform_texts(check_documents(X))
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Return a name for each column, such as ``layer11_mean_007``.
+
+        Parameters
+        ----------
+        input_features : ignored
+            Present for scikit-learn's conventions.
+
+        Returns
+        -------
+        ndarray of str objects of shape (n_features,)
+            ``layer{number}_{pooling}_{dimension}``, or ``layers_{combination}_...`` if the layers
+            are not concatenated.
+        """
+        check_is_fitted(self)
+        spec = self._fitted_spec()
+        width = len(str(self.n_layers_))
+        if spec.layer_combination == "concat":
+            blocks = [f"layer{layer:0{width}d}" for layer in spec.layers]
+        else:
+            blocks = [f"layers_{spec.layer_combination}"]
+        digits = len(str(self.hidden_size_ - 1))
+        names = [
+            f"{block}_{pooling.name}_{dimension:0{digits}d}"
+            for block in blocks
+            for pooling in spec.poolings
+            for dimension in range(self.hidden_size_)
+        ]
+        return np.array(names, dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.one_d_array = True
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+    def _fit_texts(self, texts: list[str]) -> Self:
+        if not texts:
+            raise ValueError(
+                "Found array with 0 sample(s) while a minimum of 1 is required by fit."
+            )
+        from ._models import inspect_model, resolve_device  # torch is imported here, not before
+
+        folder = find_model(self.model, self.revision, self.local_files_only)
+        identity = fingerprint(folder.path)
+        facts = inspect_model(folder, identity)
+        resolve_device(self.device)
+        spec = self._spec(facts.n_layers, _check_max_length(self.max_length, facts))
+        _check_poolings(spec, facts)
+        self.layers_ = spec.layers
+        self.n_layers_ = facts.n_layers
+        self.hidden_size_ = facts.hidden_size
+        self.max_length_ = spec.max_length
+        self.model_fingerprint_ = identity
+        self.model_path_ = folder.path if folder.revision is None else None
+        self.revision_ = folder.revision
+        self._fitted_params = {name: getattr(self, name) for name in (*_WHAT, "model", "revision")}
+        self._fitted_poolings = spec.poolings
+        return self
+
+    def _transform_texts(self, texts: list[str]) -> NDArray[np.float32]:
+        return extract_features(
+            texts,
+            self._fitted_spec(),
+            self._reference(),
+            hidden_size=self.hidden_size_,
+            device=self.device,
+            batch_tokens=self.batch_tokens,
+            verbose=self.verbose,
+        )
+
+    def _spec(self, n_layers: int, max_length: int) -> FeatureSpec:
+        """Return what the parameters ask for, of a model with `n_layers` blocks."""
+        return FeatureSpec(
+            layers=resolve_layers(self.layers, n_layers),
+            layer_combination=self.layer_combination,
+            poolings=resolve_poolings(self.pooling),
+            special_tokens=self.special_tokens,
+            norm=self.norm,
+            max_length=max_length,
+            long_documents=self.long_documents,
+            dtype=self.dtype,
+        )
+
+    def _fitted_spec(self) -> FeatureSpec:
+        """Return what ``fit`` was asked for; raise if the parameters now ask for something else.
+
+        A list that was changed in place is not a parameter that was set, so it changes nothing.
+        """
+        given = self._fitted_params
+        meant = {**given, "layers": self.layers_, "pooling": self._fitted_poolings}
+        changed = [
+            name
+            for name in _WHAT
+            if getattr(self, name) is not given[name] and self._meaning(name) != meant[name]
+        ]
+        if changed:
+            changes = ", ".join(f"{n}={given[n]!r} to {getattr(self, n)!r}" for n in changed)
+            raise ParameterChangedError(f"changed since fit: {changes}; call fit again.")
+        return FeatureSpec(
+            layers=self.layers_,
+            layer_combination=given["layer_combination"],
+            poolings=self._fitted_poolings,
+            special_tokens=given["special_tokens"],
+            norm=given["norm"],
+            max_length=self.max_length_,
+            long_documents=given["long_documents"],
+            dtype=given["dtype"],
+        )
+
+    def _meaning(self, name: str) -> Any:
+        """Return a parameter in the form in which ``fit`` remembers it."""
+        if name == "layers":
+            return resolve_layers(self.layers, self.n_layers_)
+        if name == "pooling":
+            return resolve_poolings(self.pooling)
+        return getattr(self, name)
+
+    def _reference(self) -> ModelReference:
+        """Return the fitted model: as it was in ``fit``, or where `model` was set to since."""
+        from ._models import ModelReference
+
+        if all(getattr(self, n) == self._fitted_params[n] for n in ("model", "revision")):
+            name = self.model_path_ or os.fspath(self.model)
+            return ModelReference(
+                name, self.revision_, self.local_files_only, self.model_fingerprint_
+            )
+        folder = find_model(self.model, self.revision, self.local_files_only)
+        if fingerprint(folder.path) != self.model_fingerprint_:
+            raise FingerprintMismatchError(
+                f"model={os.fspath(self.model)!r} was set after fit and is another model than the "
+                "one fitted; call fit again."
+            )
+        return ModelReference(folder.path, None, self.local_files_only, self.model_fingerprint_)
+
+
+def _check_max_length(max_length: int | None, facts: ModelFacts) -> int:
+    """Return the maximum length to use, or say why `max_length` cannot be it."""
+    if max_length is None:
+        return facts.max_length
+    if max_length > facts.position_limit:
+        raise ValueError(
+            f"max_length={max_length} is more than the {facts.position_limit} tokens this model "
+            "has positions for."
+        )
+    if max_length <= facts.n_special_tokens:
+        raise ValueError(
+            f"max_length={max_length} leaves no room for text beside the "
+            f"{facts.n_special_tokens} special tokens; use {facts.n_special_tokens + 1} or more."
+        )
+    return int(max_length)
+
+
+def _check_poolings(spec: FeatureSpec, facts: ModelFacts) -> None:
+    """Refuse the pooler where there is none, and warn of features that cannot vary."""
+    pooler = [pooling.name for pooling in spec.poolings if pooling.reads == "pooler"]
+    if pooler and not facts.has_pooler:
+        raise ValueError(
+            f"pooling {pooler[0]!r} needs trained pooler weights, which this {facts.model_type} "
+            "checkpoint does not have; use 'cls' or 'mean'."
+        )
+    if pooler and spec.layers != (facts.n_layers,):
+        raise ValueError(
+            f"pooling {pooler[0]!r} is made from the last layer, {facts.n_layers}; got layers "
+            f"{list(spec.layers)}. Use layers=-1."
+        )
+    if 0 in spec.layers and any(pooling.name == "cls" for pooling in spec.poolings):
+        warnings.warn(
+            "layer 0 with pooling 'cls' is one constant vector: before the first block, [CLS] "
+            "has not seen the text.",
+            ConstantFeaturesWarning,
+            stacklevel=4,
+        )

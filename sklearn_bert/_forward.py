@@ -1,0 +1,221 @@
+"""Token ids -> pooled states of the layers asked for, running only the blocks that are needed.
+
+How a state is found, for every architecture alike: **layer k is what block k + 1 is given, and the
+last layer is what the model returns.** So a hook before each block sees all layers, final norms
+and convolutions between blocks are where the model's own code puts them, and as soon as the highest
+layer wanted has been seen, the pass ends. Each state is pooled when it is seen and then let go.
+
+The hooks are installed once per loaded model and do nothing unless this module is running a pass
+in the same thread (a context variable says so), so threads share a model without a lock.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ._pooling import Pooling
+from .exceptions import SlowPathWarning, UnsupportedModelError
+
+__all__ = ["Encoder"]
+
+# Families whose layout the tests compare with transformers' own hidden states. Another one is
+# compared once when it is loaded.
+TESTED_FAMILIES = frozenset(
+    {
+        "albert",
+        "bert",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "modernbert",
+        "mpnet",
+        "roberta",
+        "xlm-roberta",
+    }
+)
+
+
+class _HighestLayerReached(Exception):  # noqa: N818 - a signal, not an error
+    """Leaves the model's forward once the highest layer wanted has been seen."""
+
+
+@dataclass
+class _Pass:
+    """One forward pass under way: which layers it wants and how many it has seen."""
+
+    on_layer: Callable[[int, Tensor], None]
+    highest: int
+    n_seen: int = 0
+
+    def see(self, states: Tensor) -> None:
+        layer = self.n_seen
+        self.n_seen += 1
+        self.on_layer(layer, states)
+        if layer == self.highest:
+            raise _HighestLayerReached
+
+
+_current_pass: ContextVar[_Pass | None] = ContextVar("sklearn_bert_pass", default=None)
+
+
+def _before_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    current = _current_pass.get()
+    if current is not None:
+        current.see(args[0] if args else kwargs["hidden_states"])
+
+
+class Encoder:
+    """A loaded model, ready to give pooled states.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        In evaluation mode, on its device. Its blocks get hooks.
+    n_layers : int
+        Number of its blocks.
+    """
+
+    def __init__(self, model: Any, n_layers: int) -> None:
+        self.model = model
+        self.n_layers = n_layers
+        self.device: torch.device = model.device
+        # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
+        self.needs_two_rows = model.config._attn_implementation == "eager"
+        blocks = find_blocks(model, n_layers)
+        for block in blocks:
+            block.register_forward_pre_hook(_before_block, with_kwargs=True)
+        self.sees_blocks = bool(blocks)
+        if model.config.model_type not in TESTED_FAMILIES:
+            self._compare_with_transformers()
+
+    def pooled_states(
+        self,
+        ids: NDArray[np.int64],
+        counted: slice,
+        layers: Sequence[int],
+        poolings: Sequence[Pooling],
+    ) -> NDArray[np.float32]:
+        """Run one batch of texts of equal length.
+
+        Parameters
+        ----------
+        ids : ndarray of shape (n_texts, n_tokens)
+            Token ids.
+        counted : slice
+            Positions that poolings which read "counted" tokens are given.
+        layers : sequence of int
+            Layer numbers, 0 to `n_layers`.
+        poolings : sequence of Pooling
+            How to reduce the tokens.
+
+        Returns
+        -------
+        ndarray of shape (n_texts, n_layers_asked, n_poolings, hidden_size)
+            float32, on the host.
+        """
+        n_texts = len(ids)
+        wanted = frozenset(layers)
+        if n_texts == 1 and self.needs_two_rows:
+            ids = np.repeat(ids, 2, axis=0)
+        pooled: dict[int, list[Tensor]] = {}
+
+        def on_layer(layer: int, states: Tensor, pooler_output: Tensor | None = None) -> None:
+            if layer in wanted:
+                pooled[layer] = _pool(states.float(), counted, poolings, pooler_output)
+
+        self._run(torch.from_numpy(ids).to(self.device), max(layers), on_layer)
+        stacked = torch.stack([torch.stack(pooled[layer], dim=1) for layer in layers], dim=1)
+        return stacked[:n_texts].cpu().numpy()
+
+    @torch.inference_mode()
+    def _run(self, ids: Tensor, highest: int, on_layer: Callable[..., None]) -> None:
+        if not self.sees_blocks:
+            return self._run_whole(ids, on_layer)
+        # the last layer is what the model returns, so there is nothing to stop at before it
+        current = _Pass(on_layer, highest if highest < self.n_layers else -1)
+        token = _current_pass.set(current)
+        try:
+            output = self.model(ids)
+        except _HighestLayerReached:
+            return None
+        finally:
+            _current_pass.reset(token)
+        on_layer(self.n_layers, output.last_hidden_state, output.get("pooler_output"))
+        return None
+
+    def _run_whole(self, ids: Tensor, on_layer: Callable[..., None]) -> None:
+        output = self.model(ids, output_hidden_states=True)
+        if len(output.hidden_states) != self.n_layers + 1:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has {self.n_layers} blocks but returns "
+                f"{len(output.hidden_states)} hidden states; its layers cannot be numbered."
+            )
+        for layer, states in enumerate(output.hidden_states):
+            on_layer(layer, states, output.get("pooler_output"))
+
+    def _compare_with_transformers(self) -> None:
+        ids = torch.arange(8, device=self.device).reshape(2, 4) % 4 + 1
+        whole: dict[int, Tensor] = {}
+        seen: dict[int, Tensor] = {}
+        with torch.inference_mode():
+            self._run_whole(ids, lambda layer, states, _=None: whole.update({layer: states}))
+        self._run(ids, self.n_layers, lambda layer, states, _=None: seen.update({layer: states}))
+        if whole.keys() != seen.keys() or not all(
+            whole[layer].shape == seen[layer].shape
+            and torch.allclose(whole[layer], seen[layer], atol=1e-3, rtol=1e-3)
+            for layer in whole
+        ):
+            self.sees_blocks = False
+        if not self.sees_blocks:
+            warnings.warn(
+                f"The blocks of {type(self.model).__name__} could not be told apart; all of them "
+                "run whatever layer is asked for. Results are right, but lower layers cost as "
+                "much as the last.",
+                SlowPathWarning,
+                stacklevel=2,
+            )
+
+
+def find_blocks(model: Any, n_layers: int) -> list[nn.Module]:
+    """Find the modules whose inputs are the layers of `model`; empty if they cannot be told."""
+    recorded = (getattr(model, "_can_record_outputs", None) or {}).get("hidden_states")
+    if isinstance(recorded, type):
+        return [module for module in model.modules() if type(module) is recorded]
+    lists = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers
+    ]
+    return lists[0] if len(lists) == 1 else []
+
+
+def _pool(
+    states: Tensor, counted: slice, poolings: Sequence[Pooling], pooler_output: Tensor | None
+) -> list[Tensor]:
+    """Reduce states of shape (n_texts, n_tokens, hidden_size) by each pooling."""
+    pooled = []
+    for pooling in poolings:
+        if pooling.reads == "pooler":
+            assert pooler_output is not None  # checked at fit
+            pooled.append(pooling.reduce(pooler_output.float()))
+            continue
+        tokens = states[:, counted] if pooling.reads == "counted" else states
+        # nothing to pool (an empty text without its special tokens): zeros, whatever the pooling
+        empty = tokens.shape[1] == 0
+        pooled.append(torch.zeros_like(states[:, 0]) if empty else pooling.reduce(tokens))
+    for pooling, vectors in zip(poolings, pooled, strict=True):
+        if vectors.shape != states[:, 0].shape:
+            raise ValueError(
+                f"pooling {pooling.name!r} returned shape {tuple(vectors.shape)} for "
+                f"{tuple(states.shape)}; expected {tuple(states[:, 0].shape)}."
+            )
+    return pooled

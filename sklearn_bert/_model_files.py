@@ -1,0 +1,279 @@
+"""Where a model's files are, which of them matter, and who they are.
+
+A model is a folder, given by its path or fetched from the Hugging Face hub into its local cache.
+Only these files are ever read from it: ``config.json``, safetensors weights, and the tokenizer's
+files. Nothing in a folder is executed, and weights in pickle formats are refused.
+
+The fingerprint of a model is a digest of exactly those files. It changes if and only if one of
+them does, so it says whether two folders give the same features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from .exceptions import ModelFilesError, UnsupportedModelError
+
+__all__ = ["ModelFolder", "find_model", "fingerprint", "weight_names"]
+
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+# A tokenizer can be built from any one of these ...
+_VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+)
+# ... and is changed by these.
+_TOKENIZER_SETTINGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+)
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_WANTED = (
+    _CONFIG,
+    "model*.safetensors",
+    _WEIGHTS_INDEX,
+    *_VOCABULARIES,
+    *_TOKENIZER_SETTINGS,
+)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with model files.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path.
+    revision : str or None
+        Commit of the hub repository; None for a folder given by its path.
+    """
+
+    path: str
+    revision: str | None
+
+
+def find_model(
+    model: str | os.PathLike[str], revision: str | None = None, local_files_only: bool = False
+) -> ModelFolder:
+    """Find the folder of a model, fetching it from the hub if it is not on this machine.
+
+    Parameters
+    ----------
+    model : str or path-like
+        A folder, or the id of a repository on the hub. A folder that exists goes before the hub.
+    revision : str, optional
+        Branch, tag or commit of a hub repository.
+    local_files_only : bool, default=False
+        If True, nothing is fetched.
+
+    Returns
+    -------
+    ModelFolder
+        With all the files that are needed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `model` cannot name a model.
+    ModelFilesError
+        If the folder, or a file in it, does not exist or cannot be fetched.
+    UnsupportedModelError
+        If the weights are only there in a pickle format.
+    """
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(f"model must be a folder or a hub id; got {model!r}.")
+    name = os.fspath(model)
+    if not name.strip():
+        raise ValueError("model is empty; pass a folder or a hub id.")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise ValueError(
+                f"revision={revision!r} is for models on the hub, but {name!r} is a local folder."
+            )
+        folder = ModelFolder(str(path.resolve()), None)
+    elif path.exists():
+        raise ModelFilesError(f"model={name!r} is a file; pass the folder that holds it.")
+    elif isinstance(model, str) and _HUB_ID.fullmatch(name):
+        folder = _fetch(name, revision, local_files_only)
+    else:
+        raise ModelFilesError(f"model={name!r}: there is no such folder.")
+    _check_files(folder, name)
+    return folder
+
+
+def _fetch(name: str, revision: str | None, local_files_only: bool) -> ModelFolder:
+    """Fetch the files of a hub repository into the hub's cache, or find them there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def download(offline: bool) -> ModelFolder:
+        path = snapshot_download(
+            name,
+            revision=revision,
+            local_files_only=offline,
+            allow_patterns=list(_WANTED),
+            ignore_patterns=["*/*"],
+            tqdm_class=_silent_tqdm(),
+        )
+        return ModelFolder(path, Path(path).name)
+
+    where = f"model={name!r}" + (f", revision={revision!r}" if revision else "")
+    if local_files_only or (revision is not None and _COMMIT.fullmatch(revision)):
+        # a commit never changes, so what the cache has of it is right
+        try:
+            folder = download(offline=True)
+            _check_files(folder, name)
+            return folder
+        except (LocalEntryNotFoundError, ModelFilesError) as error:
+            if local_files_only:
+                raise ModelFilesError(
+                    f"{where} is neither a local folder nor complete in the hub's cache, and "
+                    "local_files_only=True forbids fetching it."
+                ) from error
+    try:
+        return download(offline=False)
+    except GatedRepoError as error:
+        raise ModelFilesError(f"{where}: access is gated; accept its terms and log in.") from error
+    except RepositoryNotFoundError as error:
+        raise ModelFilesError(
+            f"{where} is neither a local folder nor a repository that the hub lets you read."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelFilesError(f"{where}: the hub has no such branch, tag or commit.") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ModelFilesError(
+            f"{where} is not a local folder, and the hub could not be reached to fetch it "
+            f"({type(error).__name__}). Check the spelling and the network, or pass a folder."
+        ) from error
+
+
+def _silent_tqdm() -> type:
+    from tqdm.auto import tqdm
+
+    class SilentTqdm(tqdm):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+    return SilentTqdm
+
+
+def _check_files(folder: ModelFolder, name: str) -> None:
+    path = Path(folder.path)
+    if not (path / _CONFIG).is_file():
+        raise ModelFilesError(
+            f"model={name!r}: the folder {path} was found, but it has no {_CONFIG}."
+        )
+    if not (path / _WEIGHTS).is_file() and not (path / _WEIGHTS_INDEX).is_file():
+        if any((path / pickled).is_file() for pickled in _PICKLED_WEIGHTS):
+            raise UnsupportedModelError(
+                f"model={name!r}: the weights in {path} are a pickle, which can run code when it "
+                "is read. If you trust their source, convert them once: transformers.AutoModel."
+                "from_pretrained(folder).save_pretrained(folder) writes model.safetensors."
+            )
+        raise ModelFilesError(f"model={name!r}: the folder {path} has no {_WEIGHTS}.")
+    if not any((path / vocabulary).is_file() for vocabulary in _VOCABULARIES):
+        raise ModelFilesError(
+            f"model={name!r}: the folder {path} has no tokenizer (one of "
+            f"{', '.join(_VOCABULARIES)})."
+        )
+
+
+def _weight_files(folder: str) -> list[str]:
+    path = Path(folder)
+    if (path / _WEIGHTS).is_file():
+        return [_WEIGHTS]
+    try:
+        shards = json.loads((path / _WEIGHTS_INDEX).read_text("utf-8"))["weight_map"].values()
+        names = sorted(set(shards))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelFilesError(f"{path / _WEIGHTS_INDEX} is not a valid weights index.") from error
+    for name in names:
+        if os.path.basename(name) != name or not (path / name).is_file():
+            raise ModelFilesError(f"{path / _WEIGHTS_INDEX} names {name!r}, which is not there.")
+    return names
+
+
+def weight_names(folder: str) -> set[str]:
+    """Names of the tensors in the weight files, without reading the tensors.
+
+    Raises
+    ------
+    ModelFilesError
+        If a file is cut off, damaged, or not safetensors.
+    """
+    names: set[str] = set()
+    for file in _weight_files(folder):
+        path = os.path.join(folder, file)
+        try:
+            with safe_open(path, framework="numpy") as weights:
+                names.update(weights.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelFilesError(f"{path} cannot be read as safetensors: {error}.") from error
+    return names
+
+
+def fingerprint(folder: str) -> str:
+    """Digest of the files that determine the features.
+
+    Parameters
+    ----------
+    folder : str
+        Model folder.
+
+    Returns
+    -------
+    str
+        SHA-256 in hexadecimal of the names and SHA-256 digests of the weights, the configuration
+        and the tokenizer's files. The digest of a file is remembered until its size, time or
+        inode changes.
+    """
+    names = [*_weight_files(folder), _CONFIG, *_VOCABULARIES, *_TOKENIZER_SETTINGS]
+    total = hashlib.sha256()
+    for name in sorted(names):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            total.update(f"{name} {_file_sha256(path)}\n".encode())
+    return total.hexdigest()
+
+
+_known_digests: dict[tuple[str, int, int, int], str] = {}
+
+
+def _file_sha256(path: str) -> str:
+    """SHA-256 of a file, remembered in this process for as long as its stat does not change."""
+    try:
+        stat = os.stat(path)
+        key = (path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        if key not in _known_digests:
+            with open(path, "rb") as file:
+                _known_digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        return _known_digests[key]
+    except OSError as error:
+        raise ModelFilesError(f"{path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,370 @@
+"""Models and tokenizers of this process.
+
+**Handles are values, resources are per process.** An estimator holds a :class:`ModelReference`, a
+few strings. What it refers to, weights of hundreds of megabytes, is loaded once per process under
+a lock and kept here, by fingerprint, for whoever holds an equal reference: clones, copies, folds
+and unpickled estimators share it, and an estimator pickles to kilobytes.
+
+The rule for other modules: ask for an encoder or a tokenizer where you use it, never keep it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+from tokenizers import Tokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from ._forward import Encoder
+from ._model_files import ModelFolder, find_model, fingerprint, weight_names
+from ._packed_linear import packing_works, stabilize_linears
+from ._tokenization import TextTokenizer, find_special_tokens
+from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedModelError
+
+__all__ = [
+    "ModelFacts",
+    "ModelReference",
+    "get_encoder",
+    "get_tokenizer",
+    "inspect_model",
+    "resolve_device",
+]
+
+# Models kept in memory; the least recently used goes first.
+MAX_LOADED_MODELS = 4
+# Tokenizers without a limit record about 1e30 here.
+_NO_LIMIT = 10**9
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """A value that stands for a model: where it is and who it is.
+
+    Attributes
+    ----------
+    model : str
+        Absolute path of a folder, or id of a hub repository.
+    revision : str or None
+        Commit, for a hub repository.
+    local_files_only : bool
+        Whether fetching is forbidden.
+    fingerprint : str
+        What the files must hash to.
+    """
+
+    model: str
+    revision: str | None
+    local_files_only: bool
+    fingerprint: str
+
+    def locate(self) -> ModelFolder:
+        """Find the folder, and make sure that its files are the ones meant."""
+        folder = find_model(self.model, self.revision, self.local_files_only)
+        found = fingerprint(folder.path)
+        if found != self.fingerprint:
+            raise FingerprintMismatchError(
+                f"the model files in {folder.path} are not the ones this estimator was fitted "
+                f"with: their fingerprint is {found[:12]}, not {self.fingerprint[:12]}. Fit again, "
+                "or set model= to a folder with the original files."
+            )
+        return folder
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What ``fit`` must know of a model; found without loading its weights.
+
+    Attributes
+    ----------
+    model_type : str
+        Family, as in ``config.json``.
+    n_layers, hidden_size : int
+        Number of blocks; length of a state.
+    max_length : int
+        Tokens the model is meant for: the smaller of the tokenizer's and the position table's.
+    position_limit : int
+        Tokens the model can take at all.
+    n_special_tokens : int
+        Special tokens around a text.
+    has_pooler : bool
+        Whether the checkpoint has weights for the pooler.
+    """
+
+    model_type: str
+    n_layers: int
+    hidden_size: int
+    max_length: int
+    position_limit: int
+    n_special_tokens: int
+    has_pooler: bool
+
+
+_lock = threading.RLock()
+_facts: dict[str, ModelFacts] = {}
+_tokenizers: dict[str, TextTokenizer] = {}
+_encoders: OrderedDict[tuple[str, str, str], Encoder] = OrderedDict()
+
+
+def inspect_model(folder: ModelFolder, identity: str) -> ModelFacts:
+    """Check that features can be had from a model, without loading its weights.
+
+    Parameters
+    ----------
+    folder : ModelFolder
+        Where it is.
+    identity : str
+        Its fingerprint; what was found is remembered under it.
+
+    Raises
+    ------
+    UnsupportedModelError
+        For a model that is not a bidirectional encoder, has no usable tokenizer, or lacks weights.
+    ModelFilesError
+        If a file is damaged.
+    """
+    with _lock:
+        if identity not in _facts:
+            _facts[identity] = _inspect(folder, identity)
+        return _facts[identity]
+
+
+def _inspect(folder: ModelFolder, identity: str) -> ModelFacts:
+    config = _load_config(folder)
+    with torch.device("meta"), torch.random.fork_rng(devices=[]), _quiet_transformers():
+        skeleton = transformers.AutoModel.from_config(config)
+    missing = _missing_weights(skeleton, weight_names(folder.path))
+    if any(not name.startswith("pooler.") for name in missing):
+        # the names may only be spelled in a way that transformers knows how to read: ask it
+        missing = _load_weights(folder)[1]
+    tokenizer = _tokenizers[identity] = _load_tokenizer(folder)
+    n_embeddings = skeleton.get_input_embeddings().num_embeddings
+    highest_id = max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
+    if highest_id >= n_embeddings:
+        raise UnsupportedModelError(
+            f"the tokenizer in {folder.path} has ids up to {highest_id}, but the model has only "
+            f"{n_embeddings} embeddings; the two do not belong together."
+        )
+    position_limit = _position_limit(skeleton)
+    return ModelFacts(
+        model_type=config.model_type,
+        n_layers=_count_layers(config),
+        hidden_size=config.hidden_size,
+        max_length=min(tokenizer.recorded_length or position_limit, position_limit),
+        position_limit=position_limit,
+        n_special_tokens=len(tokenizer.special_tokens),
+        has_pooler=getattr(skeleton, "pooler", None) is not None and not missing,
+    )
+
+
+def get_encoder(reference: ModelReference, device: torch.device, dtype: str) -> Encoder:
+    """Return the loaded model of a reference, loading it if this process has not yet.
+
+    Parameters
+    ----------
+    reference : ModelReference
+        What to load.
+    device : torch.device
+        Where to.
+    dtype : {"float32", "bfloat16", "float16"}
+        Precision of the weights.
+    """
+    key = (reference.fingerprint, str(device), dtype)
+    with _lock:
+        if key not in _encoders:
+            _encoders[key] = _load_encoder(reference.locate(), device, getattr(torch, dtype))
+            while len(_encoders) > MAX_LOADED_MODELS:
+                _encoders.popitem(last=False)
+        _encoders.move_to_end(key)
+        return _encoders[key]
+
+
+def get_tokenizer(reference: ModelReference) -> TextTokenizer:
+    """Return the tokenizer of a reference, loading it if this process has not yet."""
+    with _lock:
+        if reference.fingerprint not in _tokenizers:
+            _tokenizers[reference.fingerprint] = _load_tokenizer(reference.locate())
+        return _tokenizers[reference.fingerprint]
+
+
+def resolve_device(device: Any) -> torch.device:
+    """Turn the `device` parameter into a device that is there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it does not name a device.
+    RuntimeError
+        If this machine does not have it.
+    """
+    if isinstance(device, str) and device == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return found if found is not None else torch.device("cpu")
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"device must be 'auto' or the name of a torch device; got {device!r}.")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device={device!r} is not a device; use 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'."
+        ) from error
+    if resolved.type != "cpu" and not _is_available(resolved):
+        raise RuntimeError(
+            f"device={device!r} is not available on this machine; use set_params(device='auto') "
+            "or set_params(device='cpu')."
+        )
+    return resolved
+
+
+def _is_available(device: torch.device) -> bool:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != device.type:
+        return False
+    return device.index is None or device.index < torch.accelerator.device_count()
+
+
+def _load_config(folder: ModelFolder) -> Any:
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} does not describe a model that transformers "
+            f"{transformers.__version__} has code for; code from a model folder is never run."
+        ) from error
+    except OSError as error:
+        raise ModelFilesError(f"the config.json in {folder.path} cannot be read.") from error
+    if config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or (
+        getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False)
+    ):
+        raise UnsupportedModelError(
+            f"the model in {folder.path} is of type {config.model_type!r}, which is not a "
+            "bidirectional encoder: its tokens do not see the whole text. Use BERT or one of its "
+            "relatives (DistilBERT, RoBERTa, ELECTRA, MPNet, ALBERT, DeBERTa-v2, ModernBERT, "
+            "XLM-R, ...)."
+        )
+    return config
+
+
+def _count_layers(config: Any) -> int:
+    # ALBERT can repeat several layers in each of its groups
+    return int(config.num_hidden_layers) * int(getattr(config, "inner_group_num", 1))
+
+
+def _missing_weights(skeleton: Any, found: set[str]) -> set[str]:
+    """Names of the model's weights that are not in the files, under any usual spelling."""
+    prefix = f"{skeleton.base_model_prefix}."
+    spelled = {name.removeprefix(prefix) for name in found}
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        spelled |= {name.removesuffix(old) + new for name in spelled if name.endswith(old)}
+    return set(skeleton.state_dict()) - spelled
+
+
+def _position_limit(skeleton: Any) -> int:
+    """Most tokens the model has positions for.
+
+    RoBERTa and its relatives number positions from ``padding_idx + 1`` on, so their table takes
+    fewer tokens than it has rows. A model without a table (rotary, relative) has only the length
+    it was configured for.
+    """
+    for name, module in skeleton.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            offset = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - offset
+    return int(skeleton.config.max_position_embeddings)
+
+
+def _load_tokenizer(folder: ModelFolder) -> TextTokenizer:
+    try:
+        with _quiet_transformers():
+            loaded = transformers.AutoTokenizer.from_pretrained(
+                folder.path, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # transformers raises whatever its parts raise
+        raise UnsupportedModelError(
+            f"the tokenizer in {folder.path} cannot be loaded: {error}"
+        ) from error
+    original = getattr(loaded, "backend_tokenizer", None)
+    if original is None:
+        raise UnsupportedModelError(
+            f"the tokenizer in {folder.path} is written in Python only; a fast one "
+            "(tokenizer.json) is needed."
+        )
+    backend = Tokenizer.from_str(original.to_str())
+    # a tokenizer file can carry its own padding and truncation
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True  # "[SEP]" in a text is text
+    special_tokens = find_special_tokens(backend)
+    if special_tokens is None:
+        raise UnsupportedModelError(
+            f"the tokenizer in {folder.path} puts no special tokens such as [CLS] and [SEP] around "
+            "a text, so it does not belong to a BERT-like encoder."
+        )
+    recorded = loaded.model_max_length
+    return TextTokenizer(
+        backend, special_tokens, int(recorded) if recorded and recorded < _NO_LIMIT else None
+    )
+
+
+def _load_weights(folder: ModelFolder) -> tuple[Any, set[str]]:
+    """Load a model in float32 on the CPU; also return which of its pooler weights are missing."""
+    try:
+        with _quiet_transformers(), torch.random.fork_rng(devices=[]):
+            model, report = transformers.AutoModel.from_pretrained(
+                folder.path,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers raises whatever its parts raise
+        raise ModelFilesError(f"the weights in {folder.path} cannot be loaded: {error}") from error
+    missing = set(report["missing_keys"])
+    needed = sorted(name for name in missing if not name.startswith("pooler."))
+    if needed:
+        raise UnsupportedModelError(
+            f"the weights in {folder.path} lack {len(needed)} of the encoder's tensors "
+            f"({', '.join(needed[:3])}{', ...' if len(needed) > 3 else ''}); they would be random."
+        )
+    return model, missing
+
+
+def _load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype) -> Encoder:
+    model, _ = _load_weights(folder)
+    model.eval().requires_grad_(False)
+    if device.type != "cpu":
+        return Encoder(model.to(device=device, dtype=dtype), _count_layers(model.config))
+    # Without kernels for a half precision, its weights are used in float32 arithmetic: as precise
+    # as asked for, faster than emulation, and "same text, same bits" holds.
+    computed = dtype if dtype != torch.float16 and packing_works(dtype) else torch.float32
+    model.to(dtype).to(computed)
+    stabilize_linears(model, computed)
+    return Encoder(model, _count_layers(model.config))
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers from printing bars and reports, and leave its settings as they were."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub_bars_disabled = are_progress_bars_disabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()  # the hub's bars too
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if bars and hub_bars_disabled:
+            disable_progress_bars()

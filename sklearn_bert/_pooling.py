@@ -1,0 +1,143 @@
+"""Token axis: from the states of the tokens of a text to one vector.
+
+A :class:`Pooling` says what it reads and how it reduces it. Every text of a batch has the same
+number of tokens (see ``_batching``), so a reduction sees a dense array and needs no mask.
+No function here imports torch: they call methods of the tensors they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["POOLINGS", "Pooling", "resolve_poolings"]
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the token states of a text become one vector.
+
+    Parameters
+    ----------
+    name : str
+        Name used in the feature names, e.g. ``"mean"`` in ``layer11_mean_007``.
+    reduce : callable
+        Function of a float32 tensor of shape ``(n_texts, n_tokens, hidden_size)`` that returns
+        a tensor of shape ``(n_texts, hidden_size)``. It must treat every text by itself and not
+        change its argument. To pickle an estimator that uses it, define it in an importable
+        module.
+    reads : {"counted", "all", "pooler"}, default="counted"
+        What `reduce` is given: the tokens that count (all of them, or without the special tokens
+        when ``special_tokens="exclude"``; a text without such tokens gives zeros), always all
+        tokens, or the model's trained pooler output of shape ``(n_texts, hidden_size)``.
+
+    Examples
+    --------
+    A custom pooling is a function and a name:
+
+    >>> from sklearn_bert import Pooling
+    >>> def spread(states):
+    ...     return states.amax(dim=1) - states.amin(dim=1)
+    >>> Pooling("spread", spread)
+    Pooling(name='spread', reads='counted')
+    """
+
+    name: str
+    reduce: Callable[[Tensor], Tensor]
+    reads: Literal["counted", "all", "pooler"] = "counted"
+
+    def __repr__(self) -> str:
+        # without the function's address, so that the same pooling always prints the same
+        return f"Pooling(name={self.name!r}, reads={self.reads!r})"
+
+
+def _mean(states: Tensor) -> Tensor:
+    return states.mean(dim=1)
+
+
+def _max(states: Tensor) -> Tensor:
+    return states.amax(dim=1)
+
+
+def _min(states: Tensor) -> Tensor:
+    return states.amin(dim=1)
+
+
+def _mean_sqrt_len(states: Tensor) -> Tensor:
+    return states.sum(dim=1) / sqrt(states.shape[1])
+
+
+def _first(states: Tensor) -> Tensor:
+    return states[:, 0]
+
+
+def _last(states: Tensor) -> Tensor:
+    return states[:, -1]
+
+
+def _pooler(output: Tensor) -> Tensor:
+    return output
+
+
+POOLINGS: dict[str, Pooling] = {
+    pooling.name: pooling
+    for pooling in (
+        Pooling("cls", _first, reads="all"),
+        Pooling("mean", _mean),
+        Pooling("max", _max),
+        Pooling("min", _min),
+        Pooling("mean_sqrt_len", _mean_sqrt_len),
+        Pooling("last", _last, reads="all"),
+        Pooling("pooler", _pooler, reads="pooler"),
+    )
+}
+
+
+def resolve_poolings(pooling: str | Pooling | Sequence[str | Pooling]) -> tuple[Pooling, ...]:
+    """Turn the `pooling` parameter into a tuple of :class:`Pooling`.
+
+    Parameters
+    ----------
+    pooling : str, Pooling, or sequence of them
+        Names are looked up in ``POOLINGS``.
+
+    Returns
+    -------
+    tuple of Pooling
+        In the order given.
+
+    Raises
+    ------
+    TypeError
+        If an entry is neither a name nor a :class:`Pooling`.
+    ValueError
+        For an unknown name, no entry at all, or the same name twice.
+    """
+    entries = [pooling] if isinstance(pooling, str | Pooling) else pooling
+    if isinstance(entries, set | frozenset | dict) or not hasattr(entries, "__iter__"):
+        raise TypeError(
+            f"pooling must be a name, a Pooling, or a list or tuple of them; got {pooling!r}."
+        )
+    resolved = tuple(_resolve_one(entry) for entry in entries)
+    if not resolved:
+        raise ValueError(f"pooling is empty; choose from {', '.join(POOLINGS)}.")
+    names = [entry.name for entry in resolved]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"pooling has {', '.join(repeated)} more than once: {pooling!r}.")
+    return resolved
+
+
+def _resolve_one(entry: object) -> Pooling:
+    if isinstance(entry, Pooling):
+        return entry
+    if not isinstance(entry, str):
+        raise TypeError(f"pooling must hold names or Pooling objects; got {entry!r}.")
+    if entry not in POOLINGS:
+        raise ValueError(f"unknown pooling {entry!r}; choose from {', '.join(POOLINGS)}.")
+    return POOLINGS[str(entry)]

@@ -1,0 +1,121 @@
+"""Texts -> token ids.
+
+The tokenizer is used without any state that a call could change: no truncation, no padding.
+Cutting and adding the special tokens are done here, so that threads with different maximum
+lengths can share one tokenizer, and so that a ``[SEP]`` that a user typed stays ordinary text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Encodings", "SpecialTokens", "TextTokenizer", "find_special_tokens", "tokenize"]
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids the tokenizer puts around a text, e.g. ``[CLS]`` before and ``[SEP]`` after it."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.suffix)
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer, without truncation or padding, and what is known of it.
+
+    Attributes
+    ----------
+    backend : tokenizers.Tokenizer
+        Never changed, so threads share it.
+    special_tokens : SpecialTokens
+        What stands around every text.
+    recorded_length : int or None
+        Most tokens of a text, as its files say; None if they do not.
+    """
+
+    backend: Tokenizer
+    special_tokens: SpecialTokens
+    recorded_length: int | None
+
+
+@dataclass(frozen=True)
+class Encodings:
+    """Token ids of some texts.
+
+    Attributes
+    ----------
+    ids : list of list of int
+        Ids of each text, cut to the maximum length, special tokens included.
+    n_tokens : list of int
+        Number of tokens of each text before it was cut, special tokens included.
+    special_tokens : SpecialTokens
+        What stands around every text.
+    """
+
+    ids: list[list[int]]
+    n_tokens: list[int]
+    special_tokens: SpecialTokens
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of tokens of each text after cutting."""
+        return [len(ids) for ids in self.ids]
+
+    def batch(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Ids of texts of equal length, of shape ``(n_rows, n_tokens)``."""
+        return np.array([self.ids[row] for row in rows], dtype=np.int64)
+
+    def counted(self, n_tokens: int) -> slice:
+        """Positions of the tokens that are not special, in a text of `n_tokens` tokens."""
+        prefix, suffix = len(self.special_tokens.prefix), len(self.special_tokens.suffix)
+        return slice(prefix, n_tokens - suffix)
+
+
+def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens | None:
+    """Find what `tokenizer` puts before and after a text; None if it adds nothing."""
+    encoding = tokenizer.encode("a")
+    mask = encoding.special_tokens_mask
+    if 0 not in mask or 1 not in mask:
+        return None
+    first = mask.index(0)
+    last = len(mask) - mask[::-1].index(0)
+    return SpecialTokens(tuple(encoding.ids[:first]), tuple(encoding.ids[last:]))
+
+
+def tokenize(tokenizer: TextTokenizer, texts: Sequence[str], max_length: int) -> Encodings:
+    """Encode texts, each by itself, and cut them to `max_length` tokens.
+
+    Parameters
+    ----------
+    tokenizer : TextTokenizer
+        What to encode with.
+    texts : sequence of str
+        Any text, the empty one included.
+    max_length : int
+        Most tokens of a text, special tokens included. The beginning of a text is kept.
+
+    Returns
+    -------
+    Encodings
+        In the order of `texts`.
+    """
+    special_tokens = tokenizer.special_tokens
+    room = max_length - len(special_tokens)
+    prefix, suffix = list(special_tokens.prefix), list(special_tokens.suffix)
+    ids, n_tokens = [], []
+    for encoding in tokenizer.backend.encode_batch_fast(list(texts), add_special_tokens=False):
+        n_tokens.append(len(encoding) + len(special_tokens))
+        ids.append([*prefix, *encoding.ids[:room], *suffix])
+    return Encodings(ids, n_tokens, special_tokens)

@@ -1,0 +1,66 @@
+"""Errors and warnings of sklearn_bert.
+
+::
+
+    Exception
+    ├── OSError
+    │   └── ModelFilesError          model files are missing, unreadable or cannot be fetched
+    ├── ValueError
+    │   ├── UnsupportedModelError    the files are there, but no features can be had from this model
+    │   ├── FingerprintMismatchError the weights are not those the estimator was fitted with
+    │   ├── LongDocumentError        ``long_documents="error"`` and a text is too long
+    │   └── sklearn.exceptions.NotFittedError
+    │       └── ParameterChangedError  a parameter that changes the features was set after ``fit``
+    └── UserWarning
+        ├── TruncationWarning        texts were cut to the maximum length
+        ├── ConstantFeaturesWarning  the features asked for are the same for every text
+        └── SlowPathWarning          right, but without a faster way
+
+Every error is also an instance of the built-in class it stands under, so code that catches
+``ValueError`` or ``OSError`` keeps working.
+"""
+
+from sklearn.exceptions import NotFittedError
+
+__all__ = [
+    "ConstantFeaturesWarning",
+    "FingerprintMismatchError",
+    "LongDocumentError",
+    "ModelFilesError",
+    "ParameterChangedError",
+    "SlowPathWarning",
+    "TruncationWarning",
+    "UnsupportedModelError",
+]
+
+
+class ModelFilesError(OSError):
+    """Model files are missing, unreadable, or cannot be fetched."""
+
+
+class UnsupportedModelError(ValueError):
+    """The model files were found, but this library cannot make features from them."""
+
+
+class FingerprintMismatchError(ValueError):
+    """The model files are not the ones the estimator was fitted with."""
+
+
+class LongDocumentError(ValueError):
+    """A text is longer than ``max_length`` and ``long_documents="error"``."""
+
+
+class ParameterChangedError(NotFittedError):
+    """A parameter that changes the features was changed after ``fit``; fit again."""
+
+
+class TruncationWarning(UserWarning):
+    """Texts were cut to the maximum length; their end did not reach the model."""
+
+
+class ConstantFeaturesWarning(UserWarning):
+    """The layer and pooling asked for give the same vector for every text."""
+
+
+class SlowPathWarning(UserWarning):
+    """The results are right, but a faster way is not available for this model."""
