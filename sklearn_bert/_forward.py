@@ -188,10 +188,10 @@ class Encoder:
 def find_blocks(model: Any, n_layers: int) -> list[nn.Module]:
     """Find the modules whose inputs are the layers of `model`; empty if they cannot be told."""
     recorded = (getattr(model, "_can_record_outputs", None) or {}).get("hidden_states")
-    if isinstance(recorded, type):
-        return [module for module in model.modules() if type(module) is recorded]
+    if isinstance(recorded, type) and issubclass(recorded, nn.Module):
+        return [module for module in model.modules() if isinstance(module, recorded)]
     lists = [
-        list(module)
+        list(module.children())
         for module in model.modules()
         if isinstance(module, nn.ModuleList) and len(module) == n_layers
     ]

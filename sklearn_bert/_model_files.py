@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from .exceptions import ModelFilesError, UnsupportedModelError
 
-__all__ = ["ModelFolder", "find_model", "fingerprint", "weight_names"]
+__all__ = ["ModelFolder", "file_sha256", "find_model", "fingerprint", "weight_names"]
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
@@ -259,14 +259,14 @@ def fingerprint(folder: str) -> str:
     for name in sorted(names):
         path = os.path.join(folder, name)
         if os.path.isfile(path):
-            total.update(f"{name} {_file_sha256(path)}\n".encode())
+            total.update(f"{name} {file_sha256(path)}\n".encode())
     return total.hexdigest()
 
 
 _known_digests: dict[tuple[str, int, int, int], str] = {}
 
 
-def _file_sha256(path: str) -> str:
+def file_sha256(path: str) -> str:
     """SHA-256 of a file, remembered in this process for as long as its stat does not change."""
     try:
         stat = os.stat(path)
