@@ -12,7 +12,6 @@ features are; everything else is *how* they are computed and does not change a b
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from ._documents import unique_documents
 from ._layers import LAYER_COMBINATIONS
 from ._pooling import Pooling
 from ._tokenization import tokenize
-from .exceptions import LongDocumentError, TruncationWarning
+from .exceptions import LongDocumentError, TruncationWarning, warn_caller
 
 if TYPE_CHECKING:
     from ._models import ModelReference
@@ -207,9 +206,8 @@ def _refuse_long(n_tokens: NDArray[np.intp], max_length: int) -> None:
 def _warn_truncated(n_tokens: NDArray[np.intp], max_length: int) -> None:
     cut = n_tokens[n_tokens > max_length]
     if len(cut):
-        warnings.warn(
+        warn_caller(
             f"{len(cut)} of {len(n_tokens)} texts were cut to max_length={max_length} tokens (the "
             f"longest has {cut.max()}); the rest of them did not reach the model.",
             TruncationWarning,
-            stacklevel=4,
         )

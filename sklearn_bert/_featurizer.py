@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -23,6 +22,7 @@ from .exceptions import (
     ConstantFeaturesWarning,
     FingerprintMismatchError,
     ParameterChangedError,
+    warn_caller,
 )
 
 if TYPE_CHECKING:
@@ -449,9 +449,8 @@ def _check_poolings(spec: FeatureSpec, facts: ModelFacts) -> None:
             f"{list(spec.layers)}. Use layers=-1."
         )
     if 0 in spec.layers and any(pooling.name == "cls" for pooling in spec.poolings):
-        warnings.warn(
+        warn_caller(
             "layer 0 with pooling 'cls' is one constant vector: before the first block, [CLS] "
             "has not seen the text.",
             ConstantFeaturesWarning,
-            stacklevel=4,
         )

@@ -11,7 +11,6 @@ in the same thread (a context variable says so), so threads share a model withou
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ._pooling import Pooling
-from .exceptions import SlowPathWarning, UnsupportedModelError
+from .exceptions import SlowPathWarning, UnsupportedModelError, warn_caller
 
 __all__ = ["Encoder"]
 
@@ -176,12 +175,11 @@ class Encoder:
         ):
             self.sees_blocks = False
         if not self.sees_blocks:
-            warnings.warn(
+            warn_caller(
                 f"The blocks of {type(self.model).__name__} could not be told apart; all of them "
                 "run whatever layer is asked for. Results are right, but lower layers cost as "
                 "much as the last.",
                 SlowPathWarning,
-                stacklevel=2,
             )
 
 

@@ -20,6 +20,10 @@ Every error is also an instance of the built-in class it stands under, so code t
 ``ValueError`` or ``OSError`` keeps working.
 """
 
+import os
+import sys
+import warnings
+
 from sklearn.exceptions import NotFittedError
 
 __all__ = [
@@ -31,6 +35,7 @@ __all__ = [
     "SlowPathWarning",
     "TruncationWarning",
     "UnsupportedModelError",
+    "warn_caller",
 ]
 
 
@@ -64,3 +69,20 @@ class ConstantFeaturesWarning(UserWarning):
 
 class SlowPathWarning(UserWarning):
     """The results are right, but a faster way is not available for this model."""
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that led here.
+
+    scikit-learn wraps estimators' methods in a number of frames that depends on its version and
+    on what is called, so no fixed stack level finds that line.
+    """
+    stacklevel, frame = 2, sys._getframe(1)  # whoever called this
+    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
+        stacklevel, frame = stacklevel + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=stacklevel)
+
+
+def _is_machinery(filename: str) -> bool:
+    parts = os.path.dirname(filename).split(os.sep)
+    return any(package in parts for package in ("sklearn_bert", "sklearn", "joblib"))
