@@ -8,13 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ._cache import FeatureCache
     from ._featurizer import BertLayerFeaturizer
     from ._pooling import Pooling
 
-__all__ = ["BertLayerFeaturizer", "Pooling", "datasets", "exceptions", "testing"]
+__all__ = ["BertLayerFeaturizer", "FeatureCache", "Pooling", "datasets", "exceptions", "testing"]
 __version__ = "0.1.0"
 
-_HOME = {"BertLayerFeaturizer": "._featurizer", "Pooling": "._pooling"}
+_HOME = {
+    "BertLayerFeaturizer": "._featurizer",
+    "FeatureCache": "._cache",
+    "Pooling": "._pooling",
+}
 
 
 def __getattr__(name: str) -> object:

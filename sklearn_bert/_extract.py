@@ -2,42 +2,34 @@
 
 ::
 
-    texts -> distinct texts -> token ids -> batches of equal length -> states of the layers asked
-    for -> pooled -> layers combined -> norm -> one row per text
+    texts -> distinct texts -> those not in the cache -> token ids -> batches of equal length
+    -> states of the layers asked for -> pooled -> cache -> layers combined -> norm -> rows
 
 Tokens are pooled in torch, batch by batch, so that no state outlives its batch; layers are
-combined in NumPy at the end. What is told apart here: a :class:`FeatureSpec` is *what* the
-features are; everything else is *how* they are computed and does not change a bit of them.
+combined in NumPy at the end, so that another combination costs no forward pass. What is told apart
+here: a :class:`FeatureSpec` is *what* the features are; an ``Execution`` is *how* they are computed
+and does not change a bit of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
-from ._batching import chunks, equal_length_batches
 from ._documents import unique_documents
 from ._layers import LAYER_COMBINATIONS
-from ._pooling import Pooling
-from ._tokenization import tokenize
+from ._text_states import Execution, StateSpec, count_tokens, pooled_states
 from .exceptions import LongDocumentError, TruncationWarning, warn_caller
 
 if TYPE_CHECKING:
     from ._models import ModelReference
 
-__all__ = ["FeatureSpec", "extract_features"]
+__all__ = ["FeatureSpec", "combine", "extract_features"]
 
-# Texts tokenized at a time: enough to fill batches of every length, few enough to hold.
-_CHUNK_TEXTS = 8192
-_CHUNK_CHARACTERS = 2**24
-# Tokens in a batch. On a CPU the states of a batch should stay in the cache.
-_CPU_BATCH_TOKENS = 1024
-_ACCELERATOR_BATCH_TOKENS = 16384
 _ROWS_SHOWN = 5
 
 
@@ -47,43 +39,24 @@ class FeatureSpec:
 
     Attributes
     ----------
-    layers : tuple of int
-        Layer numbers, 0 to the number of blocks.
+    states : StateSpec
+        The pooled states they are made of.
     layer_combination : str
         Key of ``LAYER_COMBINATIONS``.
-    poolings : tuple of Pooling
-        Their vectors stand side by side.
-    special_tokens : {"include", "exclude"}
-        Whether special tokens count in poolings that read the tokens that count.
     norm : {"l2"} or None
         Norm that rows are divided by.
-    max_length : int
-        Most tokens of a text, special tokens included.
     long_documents : {"truncate", "error"}
-        What happens to a text with more.
-    dtype : {"float32", "bfloat16", "float16"}
-        Precision of the model.
+        What happens to a text with more tokens than ``states.max_length``.
     """
 
-    layers: tuple[int, ...]
+    states: StateSpec
     layer_combination: str
-    poolings: tuple[Pooling, ...]
-    special_tokens: str
     norm: str | None
-    max_length: int
     long_documents: str
-    dtype: str
 
 
 def extract_features(
-    texts: Sequence[str],
-    spec: FeatureSpec,
-    reference: ModelReference,
-    *,
-    hidden_size: int,
-    device: Any = "auto",
-    batch_tokens: int | str = "auto",
-    verbose: bool | int = False,
+    texts: Sequence[str], spec: FeatureSpec, reference: ModelReference, execution: Execution
 ) -> NDArray[np.float32]:
     """Compute the features of texts.
 
@@ -95,10 +68,8 @@ def extract_features(
         What to compute.
     reference : ModelReference
         What to compute it with.
-    hidden_size : int
-        Length of a state of the model.
-    device, batch_tokens, verbose
-        How to compute it, as in :class:`~sklearn_bert.BertLayerFeaturizer`.
+    execution : Execution
+        How.
 
     Returns
     -------
@@ -106,45 +77,14 @@ def extract_features(
         C-contiguous float32 that owns its memory.
     """
     distinct, row_of = unique_documents(texts)
+    max_length = spec.states.max_length
     if spec.long_documents == "error":
-        _refuse_long(_count_tokens(distinct, spec, reference)[row_of], spec.max_length)
-    vectors = np.empty((len(distinct), len(spec.layers), len(spec.poolings), hidden_size), "f4")
-    n_tokens = np.zeros(len(distinct), np.intp)
-    with tqdm(total=len(distinct), unit="text", disable=not verbose) as progress:
-        for chunk in _text_chunks(distinct):
-            n_tokens[chunk] = _compute(
-                distinct[chunk], spec, reference, device, batch_tokens, vectors[chunk],
-                progress.update,
-            )  # fmt: skip
-    _warn_truncated(n_tokens[row_of], spec.max_length)
+        _refuse_long(count_tokens(distinct, max_length, reference)[row_of], max_length)
+    vectors, n_tokens = pooled_states(distinct, spec.states, reference, execution)
+    _warn_truncated(n_tokens[row_of], max_length)
     features = combine(vectors, spec)
     features = features[row_of] if len(distinct) < len(texts) else features
     return features if features.base is None else features.copy()
-
-
-def _compute(
-    texts: Sequence[str],
-    spec: FeatureSpec,
-    reference: ModelReference,
-    device: Any,
-    batch_tokens: int | str,
-    out: NDArray[np.float32],
-    progress: Callable[[int], object],
-) -> list[int]:
-    """Fill `out` with the pooled states of distinct texts; return their numbers of tokens."""
-    from ._models import get_encoder, get_tokenizer, resolve_device  # torch only from here on
-
-    target = resolve_device(device)
-    encodings = tokenize(get_tokenizer(reference), texts, spec.max_length)
-    encoder = get_encoder(reference, target, spec.dtype)
-    for rows in equal_length_batches(encodings.lengths, _budget(batch_tokens, target.type)):
-        ids = encodings.batch(rows)
-        counted = (
-            encodings.counted(ids.shape[1]) if spec.special_tokens == "exclude" else slice(None)
-        )
-        out[rows] = encoder.pooled_states(ids, counted, spec.layers, spec.poolings)
-        progress(len(rows))
-    return encodings.n_tokens
 
 
 def combine(vectors: NDArray[np.float32], spec: FeatureSpec) -> NDArray[np.float32]:
@@ -171,26 +111,6 @@ def combine(vectors: NDArray[np.float32], spec: FeatureSpec) -> NDArray[np.float
         lengths[lengths == 0] = 1  # a row of zeros stays zeros
         features = np.divide(features, lengths)
     return features
-
-
-def _text_chunks(texts: Sequence[str]) -> list[slice]:
-    return list(chunks([len(text) for text in texts], _CHUNK_TEXTS, _CHUNK_CHARACTERS))
-
-
-def _budget(batch_tokens: int | str, device_type: str) -> int:
-    if batch_tokens == "auto":
-        return _CPU_BATCH_TOKENS if device_type == "cpu" else _ACCELERATOR_BATCH_TOKENS
-    return int(batch_tokens)
-
-
-def _count_tokens(
-    texts: Sequence[str], spec: FeatureSpec, reference: ModelReference
-) -> NDArray[np.intp]:
-    from ._models import get_tokenizer
-
-    tokenizer = get_tokenizer(reference)
-    counts = [tokenize(tokenizer, texts[c], spec.max_length).n_tokens for c in _text_chunks(texts)]
-    return np.array([n for chunk in counts for n in chunk], np.intp)
 
 
 def _refuse_long(n_tokens: NDArray[np.intp], max_length: int) -> None:

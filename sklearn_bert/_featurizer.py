@@ -13,11 +13,13 @@ from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
+from ._cache import CacheParameter, resolve_cache
 from ._documents import check_documents
 from ._extract import FeatureSpec, extract_features
 from ._layers import LAYER_COMBINATIONS, LayersParameter, resolve_layers
 from ._model_files import find_model, fingerprint
 from ._pooling import Pooling, resolve_poolings
+from ._text_states import Execution, StateSpec
 from .exceptions import (
     ConstantFeaturesWarning,
     FingerprintMismatchError,
@@ -92,6 +94,11 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         Where the model runs: ``"auto"`` is the accelerator if there is one, else ``"cpu"``.
     batch_tokens : int or "auto", default="auto"
         Most tokens in a batch. It decides memory and speed, never the features.
+    cache : None, "memory", path-like or FeatureCache, default=None
+        Where vectors are kept once computed: in the memory of the process, in a folder that
+        processes share, or as a :class:`FeatureCache` says. A search over layers and poolings then
+        runs the model once for each distinct text. The features are those of a pretrained model
+        and depend on no label and no other text, so sharing them between folds leaks nothing.
     local_files_only : bool, default=False
         If True, nothing is fetched from the hub.
     verbose : bool, default=False
@@ -159,6 +166,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         "layers": "no_validation",
         "pooling": "no_validation",
         "device": "no_validation",
+        "cache": "no_validation",
         "revision": [str, None],
         "layer_combination": [StrOptions(set(LAYER_COMBINATIONS))],
         "special_tokens": [StrOptions({"include", "exclude"})],
@@ -186,6 +194,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         dtype: str = "float32",
         device: Any = "auto",
         batch_tokens: int | str = "auto",
+        cache: CacheParameter = None,
         local_files_only: bool = False,
         verbose: bool | int = False,
     ) -> None:
@@ -201,6 +210,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         self.dtype = dtype
         self.device = device
         self.batch_tokens = batch_tokens
+        self.cache = cache
         self.local_files_only = local_files_only
         self.verbose = verbose
 
@@ -298,14 +308,14 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         spec = self._fitted_spec()
         width = len(str(self.n_layers_))
         if spec.layer_combination == "concat":
-            blocks = [f"layer{layer:0{width}d}" for layer in spec.layers]
+            blocks = [f"layer{layer:0{width}d}" for layer in spec.states.layers]
         else:
             blocks = [f"layers_{spec.layer_combination}"]
         digits = len(str(self.hidden_size_ - 1))
         names = [
             f"{block}_{pooling.name}_{dimension:0{digits}d}"
             for block in blocks
-            for pooling in spec.poolings
+            for pooling in spec.states.poolings
             for dimension in range(self.hidden_size_)
         ]
         return np.array(names, dtype=object)
@@ -329,42 +339,39 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         identity = fingerprint(folder.path)
         facts = inspect_model(folder, identity)
         resolve_device(self.device)
+        resolve_cache(self.cache)
         spec = self._spec(facts.n_layers, _check_max_length(self.max_length, facts))
-        _check_poolings(spec, facts)
-        self.layers_ = spec.layers
+        _check_poolings(spec.states, facts)
+        self.layers_ = spec.states.layers
         self.n_layers_ = facts.n_layers
         self.hidden_size_ = facts.hidden_size
-        self.max_length_ = spec.max_length
+        self.max_length_ = spec.states.max_length
         self.model_fingerprint_ = identity
         self.model_path_ = folder.path if folder.revision is None else None
         self.revision_ = folder.revision
         self._fitted_params = {name: getattr(self, name) for name in (*_WHAT, "model", "revision")}
-        self._fitted_poolings = spec.poolings
+        self._fitted_poolings = spec.states.poolings
         return self
 
     def _transform_texts(self, texts: list[str]) -> NDArray[np.float32]:
-        return extract_features(
-            texts,
-            self._fitted_spec(),
-            self._reference(),
-            hidden_size=self.hidden_size_,
+        execution = Execution(
             device=self.device,
             batch_tokens=self.batch_tokens,
+            cache=resolve_cache(self.cache),
             verbose=self.verbose,
         )
+        return extract_features(texts, self._fitted_spec(), self._reference(), execution)
 
     def _spec(self, n_layers: int, max_length: int) -> FeatureSpec:
         """Return what the parameters ask for, of a model with `n_layers` blocks."""
-        return FeatureSpec(
+        states = StateSpec(
             layers=resolve_layers(self.layers, n_layers),
-            layer_combination=self.layer_combination,
             poolings=resolve_poolings(self.pooling),
             special_tokens=self.special_tokens,
-            norm=self.norm,
             max_length=max_length,
-            long_documents=self.long_documents,
             dtype=self.dtype,
         )
+        return FeatureSpec(states, self.layer_combination, self.norm, self.long_documents)
 
     def _fitted_spec(self) -> FeatureSpec:
         """Return what ``fit`` was asked for; raise if the parameters now ask for something else.
@@ -381,15 +388,15 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         if changed:
             changes = ", ".join(f"{n}={given[n]!r} to {getattr(self, n)!r}" for n in changed)
             raise ParameterChangedError(f"changed since fit: {changes}; call fit again.")
-        return FeatureSpec(
+        states = StateSpec(
             layers=self.layers_,
-            layer_combination=given["layer_combination"],
             poolings=self._fitted_poolings,
             special_tokens=given["special_tokens"],
-            norm=given["norm"],
             max_length=self.max_length_,
-            long_documents=given["long_documents"],
             dtype=given["dtype"],
+        )
+        return FeatureSpec(
+            states, given["layer_combination"], given["norm"], given["long_documents"]
         )
 
     def _meaning(self, name: str) -> Any:
@@ -402,20 +409,28 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
 
     def _reference(self) -> ModelReference:
         """Return the fitted model: as it was in ``fit``, or where `model` was set to since."""
-        from ._models import ModelReference
-
         if all(getattr(self, n) == self._fitted_params[n] for n in ("model", "revision")):
             name = self.model_path_ or os.fspath(self.model)
-            return ModelReference(
-                name, self.revision_, self.local_files_only, self.model_fingerprint_
-            )
+            return self._reference_to(name, self.revision_)
         folder = find_model(self.model, self.revision, self.local_files_only)
         if fingerprint(folder.path) != self.model_fingerprint_:
             raise FingerprintMismatchError(
                 f"model={os.fspath(self.model)!r} was set after fit and is another model than the "
                 "one fitted; call fit again."
             )
-        return ModelReference(folder.path, None, self.local_files_only, self.model_fingerprint_)
+        return self._reference_to(folder.path, None)
+
+    def _reference_to(self, name: str, revision: str | None) -> ModelReference:
+        from ._models import ModelReference
+
+        return ModelReference(
+            name,
+            revision,
+            self.local_files_only,
+            self.model_fingerprint_,
+            self.n_layers_,
+            self.hidden_size_,
+        )
 
 
 def _check_max_length(max_length: int | None, facts: ModelFacts) -> int:
@@ -435,7 +450,7 @@ def _check_max_length(max_length: int | None, facts: ModelFacts) -> int:
     return int(max_length)
 
 
-def _check_poolings(spec: FeatureSpec, facts: ModelFacts) -> None:
+def _check_poolings(spec: StateSpec, facts: ModelFacts) -> None:
     """Refuse the pooler where there is none, and warn of features that cannot vary."""
     pooler = [pooling.name for pooling in spec.poolings if pooling.reads == "pooler"]
     if pooler and not facts.has_pooler:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ._pooling import Pooling
+from ._pooling import Pooling, Reading
 from .exceptions import SlowPathWarning, UnsupportedModelError, warn_caller
 
 __all__ = ["Encoder"]
@@ -97,12 +97,8 @@ class Encoder:
             self._compare_with_transformers()
 
     def pooled_states(
-        self,
-        ids: NDArray[np.int64],
-        counted: slice,
-        layers: Sequence[int],
-        poolings: Sequence[Pooling],
-    ) -> NDArray[np.float32]:
+        self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
+    ) -> list[NDArray[np.float32]]:
         """Run one batch of texts of equal length.
 
         Parameters
@@ -111,29 +107,33 @@ class Encoder:
             Token ids.
         counted : slice
             Positions that poolings which read "counted" tokens are given.
-        layers : sequence of int
-            Layer numbers, 0 to `n_layers`.
-        poolings : sequence of Pooling
-            How to reduce the tokens.
+        readings : sequence of Reading
+            What to read. A pooling that reads the pooler is for the last layer only.
 
         Returns
         -------
-        ndarray of shape (n_texts, n_layers_asked, n_poolings, hidden_size)
-            float32, on the host.
+        list of ndarray of shape (n_texts, n_layers, hidden_size)
+            For each reading, float32, on the host.
         """
         n_texts = len(ids)
-        wanted = frozenset(layers)
         if n_texts == 1 and self.needs_two_rows:
             ids = np.repeat(ids, 2, axis=0)
-        pooled: dict[int, list[Tensor]] = {}
+        pooled: list[dict[int, Tensor]] = [{} for _ in readings]
 
         def on_layer(layer: int, states: Tensor, pooler_output: Tensor | None = None) -> None:
-            if layer in wanted:
-                pooled[layer] = _pool(states.float(), counted, poolings, pooler_output)
+            here = [position for position, r in enumerate(readings) if layer in r.layers]
+            states = states.float() if here else states
+            for position in here:
+                pooling = readings[position].pooling
+                pooled[position][layer] = _pool(states, counted, pooling, pooler_output)
 
-        self._run(torch.from_numpy(ids).to(self.device), max(layers), on_layer)
-        stacked = torch.stack([torch.stack(pooled[layer], dim=1) for layer in layers], dim=1)
-        return stacked[:n_texts].cpu().numpy()
+        highest = max(layer for reading in readings for layer in reading.layers)
+        self._run(torch.from_numpy(ids).to(self.device), highest, on_layer)
+        blocks = [
+            torch.stack([vectors[layer] for layer in reading.layers], dim=1)
+            for reading, vectors in zip(readings, pooled, strict=True)
+        ]
+        return [block[:n_texts].cpu().numpy() for block in blocks]
 
     @torch.inference_mode()
     def _run(self, ids: Tensor, highest: int, on_layer: Callable[..., None]) -> None:
@@ -196,24 +196,20 @@ def find_blocks(model: Any, n_layers: int) -> list[nn.Module]:
     return lists[0] if len(lists) == 1 else []
 
 
-def _pool(
-    states: Tensor, counted: slice, poolings: Sequence[Pooling], pooler_output: Tensor | None
-) -> list[Tensor]:
-    """Reduce states of shape (n_texts, n_tokens, hidden_size) by each pooling."""
-    pooled = []
-    for pooling in poolings:
-        if pooling.reads == "pooler":
-            assert pooler_output is not None  # checked at fit
-            pooled.append(pooling.reduce(pooler_output.float()))
-            continue
-        tokens = states[:, counted] if pooling.reads == "counted" else states
+def _pool(states: Tensor, counted: slice, pooling: Pooling, pooler_output: Tensor | None) -> Tensor:
+    """Reduce states of shape (n_texts, n_tokens, hidden_size) to (n_texts, hidden_size)."""
+    if pooling.reads == "pooler":
+        if pooler_output is None:
+            raise ValueError(f"pooling {pooling.name!r} needs the output of the model's pooler.")
+        return pooling.reduce(pooler_output.float())
+    tokens = states[:, counted] if pooling.reads == "counted" else states
+    if tokens.shape[1] == 0:
         # nothing to pool (an empty text without its special tokens): zeros, whatever the pooling
-        empty = tokens.shape[1] == 0
-        pooled.append(torch.zeros_like(states[:, 0]) if empty else pooling.reduce(tokens))
-    for pooling, vectors in zip(poolings, pooled, strict=True):
-        if vectors.shape != states[:, 0].shape:
-            raise ValueError(
-                f"pooling {pooling.name!r} returned shape {tuple(vectors.shape)} for "
-                f"{tuple(states.shape)}; expected {tuple(states[:, 0].shape)}."
-            )
-    return pooled
+        return torch.zeros_like(states[:, 0])
+    vectors = pooling.reduce(tokens)
+    if vectors.shape != states[:, 0].shape:
+        raise ValueError(
+            f"pooling {pooling.name!r} returned shape {tuple(vectors.shape)} for "
+            f"{tuple(tokens.shape)}; expected {tuple(states[:, 0].shape)}."
+        )
+    return vectors

@@ -10,11 +10,15 @@ The rule for other modules: ask for an encoder or a tokenizer where you use it, 
 
 from __future__ import annotations
 
+import hashlib
+import os
+import platform
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +36,7 @@ from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedMo
 __all__ = [
     "ModelFacts",
     "ModelReference",
+    "computing_environment",
     "get_encoder",
     "get_tokenizer",
     "inspect_model",
@@ -58,12 +63,16 @@ class ModelReference:
         Whether fetching is forbidden.
     fingerprint : str
         What the files must hash to.
+    n_layers, hidden_size : int
+        Number of its blocks; length of a state.
     """
 
     model: str
     revision: str | None
     local_files_only: bool
     fingerprint: str
+    n_layers: int
+    hidden_size: int
 
     def locate(self) -> ModelFolder:
         """Find the folder, and make sure that its files are the ones meant."""
@@ -221,6 +230,36 @@ def resolve_device(device: Any) -> torch.device:
             "or set_params(device='cpu')."
         )
     return resolved
+
+
+def computing_environment(device: torch.device) -> str:
+    """Describe all of this process that decides the bits of a state.
+
+    Library versions, and the kernels that they choose from: for a CPU the instruction sets it has
+    and those that the environment allows, for an accelerator its name.
+    """
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if device.type != "cpu":
+        properties = torch.accelerator.current_accelerator()
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(properties)
+        return f"{versions}, {device.type} {name}"
+    limits = [os.environ.get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")]
+    packed = [packing_works(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    return (
+        f"{versions}, cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} "
+        f"{_cpu_flags()} {limits} {packed}"
+    )
+
+
+@cache
+def _cpu_flags() -> str:
+    """Digest of the instruction sets of the processor, where the system tells them."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = [line for line in file if line.startswith(("flags", "Features"))]
+    except OSError:
+        lines = [platform.processor()]
+    return hashlib.sha256(lines[0].encode() if lines else b"").hexdigest()[:16]
 
 
 def _is_available(device: torch.device) -> bool:

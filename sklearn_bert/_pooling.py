@@ -7,15 +7,17 @@ No function here imports torch: they call methods of the tensors they are given.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["POOLINGS", "Pooling", "resolve_poolings"]
+__all__ = ["POOLINGS", "Pooling", "Reading", "pooling_identity", "resolve_poolings"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,14 @@ class Pooling:
     def __repr__(self) -> str:
         # without the function's address, so that the same pooling always prints the same
         return f"Pooling(name={self.name!r}, reads={self.reads!r})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What to read of a text: some layers, under one pooling."""
+
+    pooling: Pooling
+    layers: tuple[int, ...]
 
 
 def _mean(states: Tensor) -> Tensor:
@@ -141,3 +151,61 @@ def _resolve_one(entry: object) -> Pooling:
     if entry not in POOLINGS:
         raise ValueError(f"unknown pooling {entry!r}; choose from {', '.join(POOLINGS)}.")
     return POOLINGS[str(entry)]
+
+
+def pooling_identity(pooling: Pooling) -> str | None:
+    """Return a string that changes when the pooling's definition does.
+
+    Poolings of this library are known by name. Of another one the function's code is digested, with
+    its defaults, what it encloses, and the functions and constants it refers to by name.
+
+    Returns
+    -------
+    str or None
+        None if the function refers to something whose changes could not be seen.
+    """
+    if POOLINGS.get(pooling.name) == pooling:
+        return pooling.name
+    try:
+        definition = repr(_definition(pooling.reduce, set()))
+    except _CannotBeSeenError:
+        return None
+    digest = hashlib.sha256(f"{pooling.reads} {definition}".encode()).hexdigest()
+    return f"{pooling.name}:{digest}"
+
+
+class _CannotBeSeenError(Exception):
+    """A definition depends on an object that has no visible definition itself."""
+
+
+def _definition(thing: object, seen: set[int]) -> object:
+    """Return a nested tuple of plain values that says how `thing` is defined."""
+    if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
+        return thing
+    if isinstance(thing, tuple):
+        return tuple(_definition(part, seen) for part in thing)
+    if isinstance(thing, ModuleType):
+        return ("module", thing.__name__)
+    if isinstance(thing, CodeType):
+        constants = tuple(_definition(part, seen) for part in thing.co_consts)
+        return (thing.co_code, thing.co_names, thing.co_varnames, constants)
+    if not isinstance(thing, FunctionType):
+        raise _CannotBeSeenError
+    if id(thing) in seen:  # recursion
+        return ("function", thing.__qualname__)
+    seen.add(id(thing))
+    cells = tuple(_definition(cell.cell_contents, seen) for cell in thing.__closure__ or ())
+    names = {name for code in _all_code(thing.__code__) for name in code.co_names}
+    used = sorted(names & thing.__globals__.keys())
+    return (
+        _definition(thing.__code__, seen),
+        _definition(thing.__defaults__, seen),
+        tuple((n, _definition(v, seen)) for n, v in sorted((thing.__kwdefaults__ or {}).items())),
+        cells,
+        tuple((name, _definition(thing.__globals__[name], seen)) for name in used),
+    )
+
+
+def _all_code(code: CodeType) -> list[CodeType]:
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return [code, *(nested for part in inner for nested in _all_code(part))]

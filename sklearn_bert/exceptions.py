@@ -12,6 +12,7 @@
     │   └── sklearn.exceptions.NotFittedError
     │       └── ParameterChangedError  a parameter that changes the features was set after ``fit``
     └── UserWarning
+        ├── CacheWarning             a cache cannot be used; features are computed without it
         ├── TruncationWarning        texts were cut to the maximum length
         ├── ConstantFeaturesWarning  the features asked for are the same for every text
         └── SlowPathWarning          right, but without a faster way
@@ -27,6 +28,7 @@ import warnings
 from sklearn.exceptions import NotFittedError
 
 __all__ = [
+    "CacheWarning",
     "ConstantFeaturesWarning",
     "FingerprintMismatchError",
     "LongDocumentError",
@@ -57,6 +59,10 @@ class LongDocumentError(ValueError):
 
 class ParameterChangedError(NotFittedError):
     """A parameter that changes the features was changed after ``fit``; fit again."""
+
+
+class CacheWarning(UserWarning):
+    """A cache cannot be used; the features are right, but computed without it."""
 
 
 class TruncationWarning(UserWarning):

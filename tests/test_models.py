@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sklearn_bert import BertLayerFeaturizer, _extract, _models
+from sklearn_bert import BertLayerFeaturizer, _models, _text_states
 from sklearn_bert.exceptions import (
     ConstantFeaturesWarning,
     FingerprintMismatchError,
@@ -492,12 +492,12 @@ class TestMemory:
         texts = [f"good film {n}" for n in range(50)]
         expected = BertLayerFeaturizer(tiny).fit_transform(texts)
         sizes = []
-        original = _extract.tokenize
-        monkeypatch.setattr(_extract, "_CHUNK_TEXTS", 8)
+        original = _text_states.tokenize
+        monkeypatch.setattr(_text_states, "_CHUNK_TEXTS", 8)
         monkeypatch.setattr(
-            _extract,
+            _text_states,
             "tokenize",
-            lambda tok, texts, length: sizes.append(len(texts)) or original(tok, texts, length),
+            lambda tokenizer, texts, n: sizes.append(len(texts)) or original(tokenizer, texts, n),
         )
         assert np.array_equal(BertLayerFeaturizer(tiny).fit_transform(texts), expected)
         assert sizes == [8] * 6 + [2]

@@ -1,0 +1,338 @@
+"""Pooled states of texts: found in the cache, or computed, each once on the whole machine.
+
+Several workers may miss the same texts at the same time; with ``n_jobs=2`` they do, for all start
+on the same data. So a worker claims some of the missing texts, computes those and puts them in the
+store, goes on to the next, and takes from the store what others had claimed. Whoever dies loses
+the claims, and whoever fails gives them up, so nobody waits for what will not come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
+
+from ._batching import chunks, equal_length_batches
+from ._cache import FeatureCache, open_store
+from ._pooling import Pooling, Reading, pooling_identity, resolve_poolings
+from ._store import NOT_FOUND, NoStore, Shelf, Store
+from ._tokenization import Encodings, tokenize
+from .exceptions import CacheWarning, warn_caller
+
+if TYPE_CHECKING:
+    from ._models import ModelReference
+
+__all__ = ["Execution", "StateSpec", "count_tokens", "pooled_states"]
+
+# Raise it when the same inputs give other numbers than before: old rows are then not found.
+_FORMAT = 1
+# Texts tokenized at a time: enough to fill batches of every length, few enough to hold.
+_CHUNK_TEXTS = 8192
+_CHUNK_CHARACTERS = 2**24
+# Tokens in a batch. On a CPU the states of a batch should stay in its cache.
+_CPU_BATCH_TOKENS = 1024
+_ACCELERATOR_BATCH_TOKENS = 16384
+# Batches that a worker claims at a time: long enough to be worth a transaction, short enough that
+# nobody waits long for the last one.
+_CLAIMED_BATCHES = 16
+# A worker that is alive but makes no progress for so long is no longer waited for.
+_PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How states are computed; none of it changes them.
+
+    Attributes
+    ----------
+    device : str or torch.device
+        Where the model runs.
+    batch_tokens : int or "auto"
+        Most tokens in a batch.
+    cache : FeatureCache or None
+        Where vectors are kept.
+    verbose : bool
+        Whether to show a progress bar.
+    """
+
+    device: Any = "auto"
+    batch_tokens: int | str = "auto"
+    cache: FeatureCache | None = None
+    verbose: bool | int = False
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """Which states of a text are wanted, and all that decides their values besides the model.
+
+    Attributes
+    ----------
+    layers : tuple of int
+        Layer numbers.
+    poolings : tuple of Pooling
+        How tokens become one vector.
+    special_tokens : {"include", "exclude"}
+        Whether special tokens count.
+    max_length : int
+        Most tokens of a text.
+    dtype : {"float32", "bfloat16", "float16"}
+        Precision of the model.
+    """
+
+    layers: tuple[int, ...]
+    poolings: tuple[Pooling, ...]
+    special_tokens: str
+    max_length: int
+    dtype: str
+
+
+def pooled_states(
+    texts: Sequence[str], wanted: StateSpec, reference: ModelReference, execution: Execution
+) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+    """Find or compute the pooled states of distinct texts.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        All different.
+    wanted : StateSpec
+        What to return of each.
+    reference : ModelReference
+        The model.
+    execution : Execution
+        How to compute what is missing.
+
+    Returns
+    -------
+    vectors : ndarray of shape (n_texts, n_layers, n_poolings, hidden_size)
+        float32.
+    n_tokens : ndarray of shape (n_texts,)
+        Tokens of each text before it was cut.
+    """
+    with tqdm(total=len(texts), unit="text", disable=not execution.verbose) as progress:
+        job = _Job(texts, wanted, reference, execution, progress)
+        missing = job.fetch(np.arange(len(texts)))
+        for chunk in _text_chunks([texts[row] for row in missing]):
+            job.compute(missing[chunk])
+    return job.vectors, job.n_tokens
+
+
+def count_tokens(
+    texts: Sequence[str], max_length: int, reference: ModelReference
+) -> NDArray[np.intp]:
+    """Count the tokens of texts, special tokens included, before they are cut."""
+    from ._models import get_tokenizer
+
+    tokenizer = get_tokenizer(reference)
+    counts = [tokenize(tokenizer, texts[c], max_length).n_tokens for c in _text_chunks(texts)]
+    return np.array([n for chunk in counts for n in chunk], np.intp)
+
+
+class _Job:
+    """The states of one call under way: what is there, and where the rest comes from."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        wanted: StateSpec,
+        reference: ModelReference,
+        execution: Execution,
+        progress: Any,
+    ) -> None:
+        from ._models import resolve_device  # torch only from here on
+
+        self.texts = texts
+        self.wanted = wanted
+        self.reference = reference
+        self.device = resolve_device(execution.device)
+        self.budget = _budget(execution.batch_tokens, self.device.type)
+        self.progress = progress
+        shape = (len(texts), len(wanted.layers), len(wanted.poolings), reference.hidden_size)
+        self.vectors = np.empty(shape, np.float32)
+        self.n_tokens = np.zeros(len(texts), np.intp)
+        cache = _usable(execution.cache, wanted.poolings)
+        self.max_bytes = cache.bytes_allowed if cache is not None else 0
+        self.store: Store = open_store(cache)
+        self.readings = _readings(wanted, cache, reference.n_layers)
+        self.namespace = ""
+        if cache is not None:
+            self.namespace = _namespace(wanted, reference, self.device)
+
+    def fetch(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Take from the store what it has of `rows`, and return the others."""
+        if isinstance(self.store, NoStore) or not len(rows):
+            return rows
+        everything = len(rows) == len(self.texts)
+        texts = self.texts if everything else [self.texts[row] for row in rows]
+        vectors = self.vectors if everything else np.empty_like(self.vectors[: len(rows)])
+        found = np.ones(len(rows), bool)
+        for position, pooling in enumerate(self.wanted.poolings):
+            shelf = self._shelf(Reading(pooling, self.wanted.layers))
+            n_tokens = self.store.get(shelf, texts, vectors[:, :, position])
+            found &= n_tokens != NOT_FOUND
+        self.n_tokens[rows[found]] = n_tokens[found]
+        if not everything:
+            self.vectors[rows[found]] = vectors[found]
+        self.progress.update(int(found.sum()))
+        return rows[~found]
+
+    def compute(self, rows: NDArray[np.intp]) -> None:
+        """Have the states of `rows` computed, by this worker or by others."""
+        from ._models import get_tokenizer
+
+        texts = [self.texts[row] for row in rows]
+        encodings = tokenize(get_tokenizer(self.reference), texts, self.wanted.max_length)
+        self.n_tokens[rows] = encodings.n_tokens
+        batches = list(equal_length_batches(encodings.lengths, self.budget))
+        pending = [
+            np.concatenate(batches[start : start + _CLAIMED_BATCHES])
+            for start in range(0, len(batches), _CLAIMED_BATCHES)
+        ]
+        last_progress = time.monotonic()
+        while pending:
+            n_before = sum(map(len, pending))
+            patient = time.monotonic() - last_progress < _PATIENCE_SECONDS
+            left = [self._advance(rows, encodings, positions, patient) for positions in pending]
+            pending = [positions for positions in left if len(positions)]
+            if sum(map(len, pending)) < n_before:
+                last_progress = time.monotonic()
+            else:
+                self.store.pause()
+
+    def _advance(
+        self,
+        rows: NDArray[np.intp],
+        encodings: Encodings,
+        positions: NDArray[np.intp],
+        patient: bool,
+    ) -> NDArray[np.intp]:
+        """Compute what can be claimed of some texts, fetch the others; return what is left.
+
+        `positions` are those of the texts in `encodings`, whose rows are ``rows[positions]``.
+        """
+        if isinstance(self.store, NoStore):
+            self._run(rows, encodings, positions)
+            return positions[:0]
+        texts = [self.texts[row] for row in rows[positions]]
+        claimed = self.store.claim(self.namespace, texts)
+        mine = np.array([text in claimed or not patient for text in texts])
+        try:
+            # between our look and our claim, another may have put them there
+            missing = self.fetch(rows[positions[mine]])
+            self._run(rows, encodings, positions[np.isin(rows[positions], missing)])
+        finally:
+            if claimed:
+                self.store.release(self.namespace, claimed)
+        left = self.fetch(rows[positions[~mine]])
+        return positions[np.isin(rows[positions], left)]
+
+    def _run(
+        self, rows: NDArray[np.intp], encodings: Encodings, positions: NDArray[np.intp]
+    ) -> None:
+        """Run the model on some texts, and put what it gives into the store."""
+        from ._models import get_encoder
+
+        if not len(positions):
+            return
+        encoder = get_encoder(self.reference, self.device, self.wanted.dtype)
+        done: list[NDArray[np.intp]] = []
+        kept: list[list[NDArray[np.float32]]] = [[] for _ in self.readings]
+        for batch in equal_length_batches([encodings.lengths[p] for p in positions], self.budget):
+            ids = encodings.batch(positions[batch])
+            counts_all = self.wanted.special_tokens == "include"
+            counted = slice(None) if counts_all else encodings.counted(ids.shape[1])
+            blocks = encoder.pooled_states(ids, counted, self.readings)
+            done.append(rows[positions[batch]])
+            self._take(done[-1], blocks)
+            if self.namespace:
+                for parts, block in zip(kept, blocks, strict=True):
+                    parts.append(block)
+            self.progress.update(len(batch))
+        if self.namespace:
+            self._put(np.concatenate(done), kept)
+
+    def _take(self, rows: NDArray[np.intp], blocks: Sequence[NDArray[np.float32]]) -> None:
+        """Copy the blocks of a batch to where they are wanted."""
+        for reading, block in zip(self.readings, blocks, strict=True):
+            if reading.pooling in self.wanted.poolings:
+                layers = [reading.layers.index(layer) for layer in self.wanted.layers]
+                position = self.wanted.poolings.index(reading.pooling)
+                self.vectors[rows, :, position] = block[:, layers]
+
+    def _put(self, rows: NDArray[np.intp], kept: Sequence[Sequence[NDArray[np.float32]]]) -> None:
+        """Put what was computed into the store."""
+        texts = [self.texts[row] for row in rows]
+        for reading, parts in zip(self.readings, kept, strict=True):
+            self.store.put(
+                self._shelf(reading),
+                texts,
+                self.n_tokens[rows],
+                np.concatenate(parts),
+                self.max_bytes,
+            )
+
+    def _shelf(self, reading: Reading) -> Shelf:
+        identity = pooling_identity(reading.pooling)
+        assert identity is not None  # otherwise there is no store
+        return Shelf(self.namespace, identity, reading.layers, self.reference.hidden_size)
+
+
+def _usable(cache: FeatureCache | None, poolings: Sequence[Pooling]) -> FeatureCache | None:
+    """Return `cache`, or None with a warning if a pooling cannot be told from another one."""
+    unknown = [pooling.name for pooling in poolings if pooling_identity(pooling) is None]
+    if cache is not None and unknown:
+        warn_caller(
+            f"pooling {unknown[0]!r} uses things whose changes would go unnoticed, so its vectors "
+            "are not cached. Let its function use only its argument, numbers, strings, and modules "
+            "or other such functions.",
+            CacheWarning,
+        )
+        return None
+    return cache
+
+
+def _readings(wanted: StateSpec, cache: FeatureCache | None, n_layers: int) -> tuple[Reading, ...]:
+    """Which layers to read under which poolings when a text is computed."""
+    if cache is None or cache.layers == "requested":
+        return tuple(Reading(pooling, wanted.layers) for pooling in wanted.poolings)
+    also = resolve_poolings(cache.poolings) if cache.poolings else ()
+    poolings = dict.fromkeys(
+        [*wanted.poolings, *(pooling for pooling in also if pooling_identity(pooling))]
+    )
+    everything = tuple(range(n_layers + 1))
+    return tuple(
+        Reading(pooling, (n_layers,) if pooling.reads == "pooler" else everything)
+        for pooling in poolings
+    )
+
+
+def _namespace(wanted: StateSpec, reference: ModelReference, device: Any) -> str:
+    """Digest of all that decides the bits of a state, besides text, layer and pooling."""
+    from ._models import computing_environment
+
+    parts = {
+        "format": _FORMAT,
+        "model": reference.fingerprint,
+        "max_length": wanted.max_length,
+        "special_tokens": wanted.special_tokens,
+        "dtype": wanted.dtype,
+        "environment": computing_environment(device),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _text_chunks(texts: Sequence[str]) -> list[slice]:
+    return list(chunks([len(text) for text in texts], _CHUNK_TEXTS, _CHUNK_CHARACTERS))
+
+
+def _budget(batch_tokens: int | str, device_type: str) -> int:
+    if batch_tokens == "auto":
+        return _CPU_BATCH_TOKENS if device_type == "cpu" else _ACCELERATOR_BATCH_TOKENS
+    return int(batch_tokens)
