@@ -33,6 +33,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) --editable ".[demo,plot,test,lint]"
 	@touch $@
 
-$(OLDEST)/.installed: $(VENV)/.installed
-	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --target $(OLDEST) scikit-learn==1.6.1
+$(OLDEST)/.installed: $(VENV)/.installed constraints-oldest.txt
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --target $(OLDEST) --requirement constraints-oldest.txt
 	@touch $@

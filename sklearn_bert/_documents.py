@@ -80,21 +80,25 @@ def _as_rows(X: Any) -> list[Any]:
         )
     if isinstance(X, np.ndarray):
         return _array_rows(X)
-    native = nw.from_native(X, pass_through=True, allow_series=True)
+    try:
+        native = nw.from_native(X, pass_through=True, allow_series=True)
+    except nw.exceptions.DuplicateError:
+        _refuse_columns(X.shape[1], "some of the same name")
+        raise
     if isinstance(native, nw.LazyFrame) or hasattr(X, "__dask_graph__"):
         raise TypeError(
             f"X is lazy ({type(X).__module__}.{type(X).__name__}); compute or collect it first."
         )
     if isinstance(native, nw.DataFrame):
         _refuse_columns(native.shape[1], f"columns {native.columns}")
-        return native[native.columns[0]].to_list()
+        return native[:, 0].to_list()
     if isinstance(native, nw.Series):
         return native.to_list()
     if hasattr(X, "to_pylist"):  # pyarrow.Array, which narwhals leaves alone
         return X.to_pylist()
     if isinstance(X, Mapping | Set) or issparse(X) or not isinstance(X, Iterable):
         raise TypeError(
-            f"X is a {type(X).__name__}; pass one text per row, as a list, an array or a column."
+            f"X is of type {type(X).__name__}; pass one text per row: a list, an array or a column."
         )
     return list(X)
 
@@ -106,7 +110,7 @@ def _array_rows(X: NDArray[Any]) -> list[Any]:
         )
     if X.ndim == 2:
         _refuse_columns(X.shape[1], f"shape {X.shape}")
-    if X.dtype.kind not in "UOT":
+    if X.size and X.dtype.kind not in "UOT":  # an empty selection is float64
         raise TypeError(f"X is an array of dtype {X.dtype}; expected texts (str).")
     return X.ravel().tolist()
 

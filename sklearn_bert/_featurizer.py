@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import sklearn
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
 from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._set_output import _get_output_config
+from sklearn.utils.fixes import parse_version
 from sklearn.utils.validation import check_is_fitted
 
 from ._cache import CacheParameter, resolve_cache
@@ -261,7 +265,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             As of :meth:`transform`.
         """
         texts = check_documents(X)
-        return self._fit_texts(texts)._transform_texts(texts)
+        return _keep_index(self, self._fit_texts(texts)._transform_texts(texts), X)
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Return the features of texts.
@@ -288,7 +292,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         self._validate_params()
-        return self._transform_texts(check_documents(X))
+        return _keep_index(self, self._transform_texts(check_documents(X)), X)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return a name for each column, such as ``layer11_mean_007``.
@@ -431,6 +435,22 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             self.n_layers_,
             self.hidden_size_,
         )
+
+
+def _keep_index(estimator: BaseEstimator, features: NDArray[np.float32], X: Any) -> Any:
+    """Give frames the index of `X` where scikit-learn does not.
+
+    Before 1.7.1 it numbers the rows of a Series anew, and a ColumnTransformer that joins its frames
+    by index then pairs features with the wrong rows.
+    """
+    if parse_version(sklearn.__version__) >= parse_version("1.7.1"):
+        return features
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(X, pandas.Series):
+        return features
+    if _get_output_config("transform", estimator)["dense"] != "pandas":
+        return features
+    return pandas.DataFrame(features, index=X.index, copy=False)
 
 
 def _check_max_length(max_length: int | None, facts: ModelFacts) -> int:
