@@ -51,6 +51,10 @@ _WANTED = (
     *_VOCABULARIES,
     *_TOKENIZER_SETTINGS,
 )
+_CONVERT = (
+    "can run code when it is read. If you trust their source, convert them once: "
+    "transformers.AutoModel.from_pretrained(model).save_pretrained(folder) writes safetensors."
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -193,11 +197,12 @@ def _check_files(folder: ModelFolder, name: str) -> None:
     if not (path / _WEIGHTS).is_file() and not (path / _WEIGHTS_INDEX).is_file():
         if any((path / pickled).is_file() for pickled in _PICKLED_WEIGHTS):
             raise UnsupportedModelError(
-                f"model={name!r}: the weights in {path} are a pickle, which can run code when it "
-                "is read. If you trust their source, convert them once: transformers.AutoModel."
-                "from_pretrained(folder).save_pretrained(folder) writes model.safetensors."
+                f"model={name!r}: the weights in {path} are a pickle, which {_CONVERT}"
             )
-        raise ModelFilesError(f"model={name!r}: the folder {path} has no {_WEIGHTS}.")
+        raise ModelFilesError(
+            f"model={name!r}: the folder {path} has no {_WEIGHTS}. Weights in a pickle format "
+            f"(pytorch_model.bin) are not read, for a pickle {_CONVERT}"
+        )
     if not any((path / vocabulary).is_file() for vocabulary in _VOCABULARIES):
         raise ModelFilesError(
             f"model={name!r}: the folder {path} has no tokenizer (one of "
