@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._cache import FeatureCache
     from ._featurizer import BertLayerFeaturizer
+    from ._models import unload_models
     from ._pooling import Pooling
 
-__all__ = ["BertLayerFeaturizer", "FeatureCache", "Pooling", "datasets", "exceptions", "testing"]
+__all__ = [
+    "BertLayerFeaturizer",
+    "FeatureCache",
+    "Pooling",
+    "datasets",
+    "exceptions",
+    "testing",
+    "unload_models",
+]
 __version__ = "0.1.0"
 
 _HOME = {
     "BertLayerFeaturizer": "._featurizer",
     "FeatureCache": "._cache",
     "Pooling": "._pooling",
+    "unload_models": "._models",
 }
 
 

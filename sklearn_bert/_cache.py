@@ -154,6 +154,16 @@ _stores: dict[tuple[int, str], MemoryStore | TieredStore] = {}
 _lock = threading.RLock()
 
 
+def _after_fork_in_child() -> None:
+    """Replace the lock, which another thread of the parent may have held."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def resolve_cache(cache: Any) -> FeatureCache | None:
     """Turn the `cache` parameter into a :class:`FeatureCache` or None.
 

@@ -10,6 +10,7 @@ The rule for other modules: ask for an encoder or a tokenizer where you use it, 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import platform
@@ -41,6 +42,7 @@ __all__ = [
     "get_tokenizer",
     "inspect_model",
     "resolve_device",
+    "unload_models",
 ]
 
 # Models kept in memory; the least recently used goes first.
@@ -201,6 +203,40 @@ def get_tokenizer(reference: ModelReference) -> TextTokenizer:
         if reference.fingerprint not in _tokenizers:
             _tokenizers[reference.fingerprint] = _load_tokenizer(reference.locate())
         return _tokenizers[reference.fingerprint]
+
+
+def unload_models() -> None:
+    """Give back the memory of all models that this process has loaded.
+
+    Estimators stay as they are; the next one that is used loads its model again.
+
+    Examples
+    --------
+    >>> import sklearn_bert
+    >>> sklearn_bert.unload_models()
+    """
+    with _lock:
+        _encoders.clear()
+        _tokenizers.clear()
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.memory.empty_cache()
+
+
+def _after_fork_in_child() -> None:
+    """Make a forked child able to run models that its parent has run.
+
+    The threads that torch computes with do not survive a fork, and a child that waits for them
+    hangs; with one thread it does not need them. A lock that another thread of the parent held
+    would stay locked for ever.
+    """
+    global _lock
+    _lock = threading.RLock()
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def resolve_device(device: Any) -> torch.device:

@@ -7,7 +7,8 @@ lengths can share one tokenizer, and so that a ``[SEP]`` that a user typed stays
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 __all__ = ["Encodings", "SpecialTokens", "TextTokenizer", "find_special_tokens", "tokenize"]
 
@@ -115,7 +116,26 @@ def tokenize(tokenizer: TextTokenizer, texts: Sequence[str], max_length: int) ->
     room = max_length - len(special_tokens)
     prefix, suffix = list(special_tokens.prefix), list(special_tokens.suffix)
     ids, n_tokens = [], []
-    for encoding in tokenizer.backend.encode_batch_fast(list(texts), add_special_tokens=False):
+    for encoding in _encode(tokenizer.backend, texts):
         n_tokens.append(len(encoding) + len(special_tokens))
         ids.append([*prefix, *encoding.ids[:room], *suffix])
     return Encodings(ids, n_tokens, special_tokens)
+
+
+# The threads that encode a batch do not survive a fork; a child that waits for them hangs.
+_in_forked_child = False
+
+
+def _after_fork_in_child() -> None:
+    global _in_forked_child
+    _in_forked_child = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _encode(backend: Tokenizer, texts: Sequence[str]) -> Iterable[Encoding]:
+    if _in_forked_child:
+        return (backend.encode(text, add_special_tokens=False) for text in texts)
+    return backend.encode_batch_fast(list(texts), add_special_tokens=False)
