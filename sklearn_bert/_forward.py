@@ -11,6 +11,7 @@ in the same thread (a context variable says so), so threads share a model withou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ class Encoder:
         self.model = model
         self.n_layers = n_layers
         self.device: torch.device = model.device
+        self.most_tokens = math.inf  # in a batch; less once the device ran out of memory
         # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
         self.needs_two_rows = model.config._attn_implementation == "eager"
         blocks = find_blocks(model, n_layers)
@@ -115,6 +117,38 @@ class Encoder:
         list of ndarray of shape (n_texts, n_layers, hidden_size)
             For each reading, float32, on the host.
         """
+        if ids.size > self.most_tokens and len(ids) > 1:
+            return self._in_halves(ids, counted, readings)
+        try:
+            return self._pooled_states(ids, counted, readings)
+        except torch.OutOfMemoryError:
+            if len(ids) == 1:
+                raise
+            self._expect_less_memory(ids.size // 2)
+        return self._in_halves(ids, counted, readings)
+
+    def _in_halves(
+        self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
+    ) -> list[NDArray[np.float32]]:
+        halves = [self.pooled_states(half, counted, readings) for half in np.array_split(ids, 2)]
+        return [np.concatenate(blocks) for blocks in zip(*halves, strict=True)]
+
+    def _expect_less_memory(self, most_tokens: int) -> None:
+        """Remember what did not fit, warn the first time, and free what the failed pass left."""
+        first = self.most_tokens == math.inf
+        self.most_tokens = min(self.most_tokens, most_tokens)
+        if first:
+            warn_caller(
+                f"{self.device} is out of memory; batches are made smaller. Set batch_tokens to "
+                f"{most_tokens} or less to avoid the attempt.",
+                SlowPathWarning,
+            )
+        if self.device.type != "cpu":
+            torch.accelerator.memory.empty_cache()
+
+    def _pooled_states(
+        self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
+    ) -> list[NDArray[np.float32]]:
         n_texts = len(ids)
         if n_texts == 1 and self.needs_two_rows:
             ids = np.repeat(ids, 2, axis=0)

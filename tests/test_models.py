@@ -503,6 +503,46 @@ class TestMemory:
         assert sizes == [8] * 6 + [2]
 
 
+class TestOutOfMemory:
+    @pytest.fixture
+    def small_device(self, empty_registry, monkeypatch):
+        """A device on which more than 40 tokens at a time are too many; returns what it ran."""
+        from sklearn_bert._forward import Encoder
+
+        original = Encoder._pooled_states
+        sizes = []
+
+        def limited(self, ids, *args):
+            if ids.size > 40:
+                raise torch.OutOfMemoryError("out of memory (simulated)")
+            sizes.append(ids.size)
+            return original(self, ids, *args)
+
+        monkeypatch.setattr(Encoder, "_pooled_states", limited)
+        return sizes
+
+    def test_batches_are_halved_with_one_warning(self, tiny, small_device):
+        texts = [f"good {word}" for word in "abcdefghijklmnopqrstuvwxyz"] + ["bad film"] * 3
+        featurizer = BertLayerFeaturizer(tiny, layers=[1, 3], pooling=["max", "mean"]).fit(texts)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got = featurizer.transform(texts)
+            again = featurizer.transform(texts)
+        assert len(caught) == 1
+        assert "out of memory" in str(caught[0].message)
+        assert "batch_tokens" in str(caught[0].message)
+        assert max(small_device) <= 40
+        one_by_one = np.concatenate([featurizer.transform([text]) for text in texts])
+        assert np.array_equal(got, one_by_one)
+        assert np.array_equal(again, one_by_one)
+
+    def test_a_text_that_does_not_fit_alone_is_an_error(self, tiny, small_device):
+        featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)
+        with pytest.raises(torch.OutOfMemoryError):
+            featurizer.transform(["good " * 50])
+        assert featurizer.transform(TEXTS).shape == (4, 32)
+
+
 def global_state():
     import logging
     import random
