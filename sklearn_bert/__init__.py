@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._featurizer import BertLayerFeaturizer
     from ._models import unload_models
     from ._pooling import Pooling
+    from ._portable import with_weights
 
 __all__ = [
     "BertLayerFeaturizer",
@@ -21,6 +22,7 @@ __all__ = [
     "exceptions",
     "testing",
     "unload_models",
+    "with_weights",
 ]
 __version__ = "0.1.0"
 
@@ -29,6 +31,7 @@ _HOME = {
     "FeatureCache": "._cache",
     "Pooling": "._pooling",
     "unload_models": "._models",
+    "with_weights": "._portable",
 }
 
 

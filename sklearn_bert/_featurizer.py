@@ -21,7 +21,7 @@ from ._cache import CacheParameter, resolve_cache
 from ._documents import check_documents
 from ._extract import FeatureSpec, extract_features
 from ._layers import LAYER_COMBINATIONS, LayersParameter, resolve_layers
-from ._model_files import find_model, fingerprint
+from ._model_files import PortableModel, find_model, fingerprint
 from ._pooling import Pooling, resolve_poolings
 from ._text_states import Execution, StateSpec
 from .exceptions import (
@@ -129,6 +129,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
     See Also
     --------
     sklearn.feature_extraction.text.TfidfVectorizer : Features from word counts.
+    sklearn_bert.with_weights : A copy of a fitted pipeline that carries its model's files.
     sklearn_bert.datasets.load_sentence_polarity : Sentences to try it on.
 
     Notes
@@ -185,7 +186,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
 
     def __init__(
         self,
-        model: str | os.PathLike[str] = "google-bert/bert-base-uncased",
+        model: str | os.PathLike[str] | PortableModel = "google-bert/bert-base-uncased",
         *,
         revision: str | None = None,
         layers: LayersParameter = -1,
@@ -351,7 +352,8 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         self.hidden_size_ = facts.hidden_size
         self.max_length_ = spec.states.max_length
         self.model_fingerprint_ = identity
-        self.model_path_ = folder.path if folder.revision is None else None
+        given_as_folder = folder.revision is None and not isinstance(self.model, PortableModel)
+        self.model_path_ = folder.path if given_as_folder else None
         self.revision_ = folder.revision
         self._fitted_params = {name: getattr(self, name) for name in (*_WHAT, "model", "revision")}
         self._fitted_poolings = spec.states.poolings
@@ -414,17 +416,20 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
     def _reference(self) -> ModelReference:
         """Return the fitted model: as it was in ``fit``, or where `model` was set to since."""
         if all(getattr(self, n) == self._fitted_params[n] for n in ("model", "revision")):
-            name = self.model_path_ or os.fspath(self.model)
-            return self._reference_to(name, self.revision_)
+            if isinstance(self.model, PortableModel):
+                return self._reference_to(self.model, None)
+            return self._reference_to(self.model_path_ or os.fspath(self.model), self.revision_)
         folder = find_model(self.model, self.revision, self.local_files_only)
         if fingerprint(folder.path) != self.model_fingerprint_:
             raise FingerprintMismatchError(
-                f"model={os.fspath(self.model)!r} was set after fit and is another model than the "
+                f"model={self.model!r} was set after fit and is another model than the "
                 "one fitted; call fit again."
             )
+        if isinstance(self.model, PortableModel):
+            return self._reference_to(self.model, None)
         return self._reference_to(folder.path, None)
 
-    def _reference_to(self, name: str, revision: str | None) -> ModelReference:
+    def _reference_to(self, name: str | PortableModel, revision: str | None) -> ModelReference:
         from ._models import ModelReference
 
         return ModelReference(

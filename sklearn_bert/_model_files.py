@@ -10,10 +10,14 @@ them does, so it says whether two folders give the same features.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
 import re
+import shutil
+import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +25,15 @@ from safetensors import SafetensorError, safe_open
 
 from .exceptions import ModelFilesError, UnsupportedModelError
 
-__all__ = ["ModelFolder", "file_sha256", "find_model", "fingerprint", "weight_names"]
+__all__ = [
+    "ModelFolder",
+    "PortableModel",
+    "file_sha256",
+    "find_model",
+    "fingerprint",
+    "read_portable",
+    "weight_names",
+]
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
@@ -75,14 +87,81 @@ class ModelFolder:
     revision: str | None
 
 
+class PortableModel:
+    """The files of a model as a value, for an estimator that carries them wherever it goes.
+
+    It stands for `model`, and is made by :func:`sklearn_bert.with_weights`. Copies are the same
+    object, so a pickle holds the files once, however many estimators share them.
+
+    Parameters
+    ----------
+    files : dict of str to bytes
+        Content of each file that matters, by name.
+    fingerprint : str
+        Their fingerprint.
+    """
+
+    def __init__(self, files: dict[str, bytes], fingerprint: str) -> None:
+        self.files = files
+        self.fingerprint = fingerprint
+
+    def __copy__(self) -> PortableModel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PortableModel:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PortableModel) and other.fingerprint == self.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        megabytes = sum(map(len, self.files.values())) / 1e6
+        return f"PortableModel({self.fingerprint[:12]}, {megabytes:.1f} MB)"
+
+
+def read_portable(folder: str) -> PortableModel:
+    """Read the files of a model folder that matter."""
+    files = {name: Path(folder, name).read_bytes() for name in _files_that_matter(folder)}
+    return PortableModel(files, fingerprint(folder))
+
+
+_unpacked: dict[tuple[int, str], str] = {}
+_unpacking = threading.Lock()
+
+
+def _unpack(model: PortableModel) -> ModelFolder:
+    """Write the files to a folder that this process removes when it ends."""
+    key = (os.getpid(), model.fingerprint)
+    with _unpacking:
+        if key not in _unpacked or not os.path.isdir(_unpacked[key]):
+            folder = tempfile.mkdtemp(prefix="sklearn_bert-")
+            atexit.register(_remove, folder, os.getpid())
+            for name, content in model.files.items():
+                if os.path.basename(name) != name:
+                    raise ModelFilesError(f"{model!r} has a file named {name!r}.")
+                Path(folder, name).write_bytes(content)
+            _unpacked[key] = folder
+        return ModelFolder(_unpacked[key], None)
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # not a forked child of the process that wrote it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def find_model(
-    model: str | os.PathLike[str], revision: str | None = None, local_files_only: bool = False
+    model: str | os.PathLike[str] | PortableModel,
+    revision: str | None = None,
+    local_files_only: bool = False,
 ) -> ModelFolder:
     """Find the folder of a model, fetching it from the hub if it is not on this machine.
 
     Parameters
     ----------
-    model : str or path-like
+    model : str, path-like or PortableModel
         A folder, or the id of a repository on the hub. A folder that exists goes before the hub.
     revision : str, optional
         Branch, tag or commit of a hub repository.
@@ -103,6 +182,8 @@ def find_model(
     UnsupportedModelError
         If the weights are only there in a pickle format.
     """
+    if isinstance(model, PortableModel):
+        return _unpack(model)
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model must be a folder or a hub id; got {model!r}.")
     name = os.fspath(model)
@@ -259,13 +340,17 @@ def fingerprint(folder: str) -> str:
         and the tokenizer's files. The digest of a file is remembered until its size, time or
         inode changes.
     """
-    names = [*_weight_files(folder), _CONFIG, *_VOCABULARIES, *_TOKENIZER_SETTINGS]
     total = hashlib.sha256()
-    for name in sorted(names):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            total.update(f"{name} {file_sha256(path)}\n".encode())
+    for name in _files_that_matter(folder):
+        total.update(f"{name} {file_sha256(os.path.join(folder, name))}\n".encode())
     return total.hexdigest()
+
+
+def _files_that_matter(folder: str) -> list[str]:
+    names = [*_weight_files(folder), _CONFIG, *_VOCABULARIES, *_TOKENIZER_SETTINGS]
+    if not os.path.isfile(os.path.join(folder, _WEIGHTS)):
+        names.append(_WEIGHTS_INDEX)
+    return [name for name in sorted(names) if os.path.isfile(os.path.join(folder, name))]
 
 
 _known_digests: dict[tuple[str, int, int, int], str] = {}

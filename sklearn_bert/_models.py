@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ._forward import Encoder
-from ._model_files import ModelFolder, find_model, fingerprint, weight_names
+from ._model_files import ModelFolder, PortableModel, find_model, fingerprint, weight_names
 from ._packed_linear import packing_works, stabilize_linears
 from ._tokenization import TextTokenizer, find_special_tokens
 from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedModelError
@@ -57,8 +57,8 @@ class ModelReference:
 
     Attributes
     ----------
-    model : str
-        Absolute path of a folder, or id of a hub repository.
+    model : str or PortableModel
+        Absolute path of a folder, id of a hub repository, or the files themselves.
     revision : str or None
         Commit, for a hub repository.
     local_files_only : bool
@@ -69,7 +69,7 @@ class ModelReference:
         Number of its blocks; length of a state.
     """
 
-    model: str
+    model: str | PortableModel
     revision: str | None
     local_files_only: bool
     fingerprint: str

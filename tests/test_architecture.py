@@ -31,6 +31,7 @@ STOREYS = {
     "_text_states.py": 4,
     "_extract.py": 5,
     "_featurizer.py": 6,
+    "_portable.py": 7,
     "testing.py": 7,
     "datasets/_packaged_model.py": 7,
     "datasets/_sentence_polarity.py": 7,
