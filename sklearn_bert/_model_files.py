@@ -32,7 +32,7 @@ __all__ = [
     "find_model",
     "fingerprint",
     "read_portable",
-    "weight_names",
+    "weight_shapes",
 ]
 
 _CONFIG = "config.json"
@@ -306,23 +306,24 @@ def _weight_files(folder: str) -> list[str]:
     return names
 
 
-def weight_names(folder: str) -> set[str]:
-    """Names of the tensors in the weight files, without reading the tensors.
+def weight_shapes(folder: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in the weight files, without reading the tensors.
 
     Raises
     ------
     ModelFilesError
         If a file is cut off, damaged, or not safetensors.
     """
-    names: set[str] = set()
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
         path = os.path.join(folder, file)
         try:
             with safe_open(path, framework="numpy") as weights:
-                names.update(weights.keys())
+                for name in weights.keys():  # noqa: SIM118 - not a dict
+                    shapes[name] = tuple(weights.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
             raise ModelFilesError(f"{path} cannot be read as safetensors: {error}.") from error
-    return names
+    return shapes
 
 
 def fingerprint(folder: str) -> str:

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ._forward import Encoder
-from ._model_files import ModelFolder, PortableModel, find_model, fingerprint, weight_names
+from ._model_files import ModelFolder, PortableModel, find_model, fingerprint, weight_shapes
 from ._packed_linear import packing_works, stabilize_linears
 from ._tokenization import TextTokenizer, find_special_tokens
 from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedModelError
@@ -149,9 +149,9 @@ def inspect_model(folder: ModelFolder, identity: str) -> ModelFacts:
 
 def _inspect(folder: ModelFolder, identity: str) -> ModelFacts:
     config = _load_config(folder)
-    with torch.device("meta"), torch.random.fork_rng(devices=[]), _quiet_transformers():
-        skeleton = transformers.AutoModel.from_config(config)
-    missing = _missing_weights(skeleton, weight_names(folder.path))
+    shapes = weight_shapes(folder.path)
+    skeleton = _skeleton(config, folder, len(shapes))
+    missing = _missing_weights(skeleton, shapes, folder)
     if any(not name.startswith("pooler.") for name in missing):
         # the names may only be spelled in a way that transformers knows how to read: ask it
         missing = _load_weights(folder)[1]
@@ -334,13 +334,39 @@ def _count_layers(config: Any) -> int:
     return int(config.num_hidden_layers) * int(getattr(config, "inner_group_num", 1))
 
 
-def _missing_weights(skeleton: Any, found: set[str]) -> set[str]:
+def _skeleton(config: Any, folder: ModelFolder, n_tensors: int) -> Any:
+    """Build the model that a configuration describes, without memory for its weights."""
+    if not 0 < _count_layers(config) <= n_tensors:
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} says {_count_layers(config)} layers, but there are "
+            f"{n_tensors} tensors in the weights."
+        )
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]), _quiet_transformers():
+            return transformers.AutoModel.from_config(config)
+    except Exception as error:  # transformers raises whatever its parts raise
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} does not describe a possible model: {error}"
+        ) from error
+
+
+def _missing_weights(
+    skeleton: Any, found: dict[str, tuple[int, ...]], folder: ModelFolder
+) -> set[str]:
     """Names of the model's weights that are not in the files, under any usual spelling."""
     prefix = f"{skeleton.base_model_prefix}."
-    spelled = {name.removeprefix(prefix) for name in found}
+    spelled = {name.removeprefix(prefix): shape for name, shape in found.items()}
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
-        spelled |= {name.removesuffix(old) + new for name in spelled if name.endswith(old)}
-    return set(skeleton.state_dict()) - spelled
+        for name in [name for name in spelled if name.endswith(old)]:
+            spelled[name.removesuffix(old) + new] = spelled[name]
+    expected = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
+    for name in expected.keys() & spelled.keys():
+        if expected[name] != spelled[name]:
+            raise UnsupportedModelError(
+                f"the config.json in {folder.path} asks for {name} of shape {expected[name]}, but "
+                f"the weights have {spelled[name]}; the two do not belong together."
+            )
+    return expected.keys() - spelled.keys()
 
 
 def _position_limit(skeleton: Any) -> int:

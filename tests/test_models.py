@@ -202,10 +202,26 @@ class TestWeights:
         with pytest.raises(ModelFilesError, match="cannot be read as safetensors"):
             BertLayerFeaturizer(copy).fit(TEXTS)
 
-    def test_wrong_shapes_are_an_error(self, copy):
-        rewrite_json(copy / "config.json", hidden_size=64)
-        with pytest.raises(ModelFilesError, match="cannot be loaded"):
-            BertLayerFeaturizer(copy).fit_transform(TEXTS)
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"hidden_size": 64},
+            {"hidden_size": 10**9, "num_attention_heads": 1},
+            {"vocab_size": 10**12},
+            {"intermediate_size": 10**12},
+            {"max_position_embeddings": 10**10},
+            {"num_hidden_layers": 10**9},
+            {"num_hidden_layers": 0},
+            {"num_hidden_layers": -1},
+            {"hidden_size": -32},
+            {"num_attention_heads": 7},
+        ],
+        ids=str,
+    )
+    def test_a_config_that_does_not_fit_is_an_error_before_memory_is_taken(self, copy, change):
+        rewrite_json(copy / "config.json", **change)
+        with pytest.raises(UnsupportedModelError, match=r"config\.json"):
+            BertLayerFeaturizer(copy).fit(TEXTS)
 
     def test_an_unknown_architecture_and_its_code_are_refused(self, copy):
         rewrite_json(copy / "config.json", model_type="mine", auto_map={"AutoModel": "code.Model"})
