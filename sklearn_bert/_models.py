@@ -25,13 +25,12 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-from tokenizers import Tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ._forward import Encoder
 from ._model_files import ModelFolder, PortableModel, find_model, fingerprint, weight_shapes
 from ._packed_linear import packing_works, stabilize_linears
-from ._tokenization import TextTokenizer, find_special_tokens
+from ._tokenization import TextTokenizer, find_special_tokens, stateless_tokenizer
 from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedModelError
 
 __all__ = [
@@ -373,14 +372,20 @@ def _position_limit(skeleton: Any) -> int:
     """Most tokens the model has positions for.
 
     RoBERTa and its relatives number positions from ``padding_idx + 1`` on, so their table takes
-    fewer tokens than it has rows. A model without a table (rotary, relative) has only the length
+    fewer tokens than it has rows; a model without a table (rotary, relative) has only the length
     it was configured for.
     """
+    configured = getattr(skeleton.config, "max_position_embeddings", None)
+    limits = [] if configured is None else [int(configured)]
     for name, module in skeleton.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             offset = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - offset
-    return int(skeleton.config.max_position_embeddings)
+            limits.append(module.num_embeddings - offset)
+    if not limits:
+        raise UnsupportedModelError(
+            f"a model of type {skeleton.config.model_type!r} does not say how many tokens it takes."
+        )
+    return min(limits)
 
 
 def _load_tokenizer(folder: ModelFolder) -> TextTokenizer:
@@ -399,11 +404,7 @@ def _load_tokenizer(folder: ModelFolder) -> TextTokenizer:
             f"the tokenizer in {folder.path} is written in Python only; a fast one "
             "(tokenizer.json) is needed."
         )
-    backend = Tokenizer.from_str(original.to_str())
-    # a tokenizer file can carry its own padding and truncation
-    backend.no_padding()
-    backend.no_truncation()
-    backend.encode_special_tokens = True  # "[SEP]" in a text is text
+    backend = stateless_tokenizer(original)
     special_tokens = find_special_tokens(backend)
     if special_tokens is None:
         raise UnsupportedModelError(

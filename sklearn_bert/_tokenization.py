@@ -7,6 +7,7 @@ lengths can share one tokenizer, and so that a ``[SEP]`` that a user typed stays
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,17 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-__all__ = ["Encodings", "SpecialTokens", "TextTokenizer", "find_special_tokens", "tokenize"]
+# Unicode guarantees that these are no characters.
+_NOT_IN_TEXTS = "\ufdd0\ufdd1\ufdd2\ufdd3"
+
+__all__ = [
+    "Encodings",
+    "SpecialTokens",
+    "TextTokenizer",
+    "find_special_tokens",
+    "stateless_tokenizer",
+    "tokenize",
+]
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,31 @@ class Encodings:
         """Positions of the tokens that are not special, in a text of `n_tokens` tokens."""
         prefix, suffix = len(self.special_tokens.prefix), len(self.special_tokens.suffix)
         return slice(prefix, n_tokens - suffix)
+
+
+def stateless_tokenizer(original: Tokenizer) -> Tokenizer:
+    """Return a copy of a tokenizer that neither cuts nor pads, and reads special tokens as text.
+
+    A SentencePiece vocabulary has its special tokens among the pieces that it spells texts with, so
+    there it is not enough that they are not looked for: their pieces are renamed to what no text
+    contains. They keep their ids and scores.
+    """
+    from tokenizers import Tokenizer
+
+    content = json.loads(original.to_str())
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    if content["model"]["type"] == "Unigram":
+        content["model"]["vocab"] = [
+            [f"{_NOT_IN_TEXTS}{piece}" if piece in special else piece, score]
+            for piece, score in content["model"]["vocab"]
+        ]
+        content["added_tokens"] = [t for t in content["added_tokens"] if not t["special"]]
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    # a tokenizer file can carry its own padding and truncation
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens | None:
