@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from inspect import Parameter, signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BertLayerFeaturizer"]
 
+# Raise it when the meaning of an attribute changes, and give __setstate__ a way to read the older
+# format. A new parameter or attribute needs neither, if its absence means its default.
+_STATE_FORMAT = 1
 # Parameters that decide the features. Changed after fit, they raise until the next fit.
 _WHAT = (
     "layers",
@@ -324,6 +328,28 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             for dimension in range(self.hidden_size_)
         ]
         return np.array(names, dtype=object)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_state_format": _STATE_FORMAT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        written = state.get("_state_format", _STATE_FORMAT)
+        if written > _STATE_FORMAT:
+            raise ValueError(
+                f"this {type(self).__name__} was saved in format {written} by a newer version of "
+                f"sklearn_bert; this one reads formats up to {_STATE_FORMAT}. Upgrade it."
+            )
+        # parameters that did not exist yet when it was saved have their defaults
+        defaults = {
+            name: parameter.default
+            for name, parameter in signature(type(self).__init__).parameters.items()
+            if parameter.default is not Parameter.empty
+        }
+        state = {**defaults, **state}
+        if "_fitted_params" in state:
+            state["_fitted_params"] = {**defaults, **state["_fitted_params"]}
+        state.pop("_state_format", None)
+        super().__setstate__(state)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

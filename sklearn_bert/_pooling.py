@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["POOLINGS", "Pooling", "Reading", "pooling_identity", "resolve_poolings"]
+__all__ = [
+    "POOLINGS",
+    "Pooling",
+    "Reading",
+    "pooling_identity",
+    "pooling_named",
+    "resolve_poolings",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,12 @@ class Pooling:
     def __repr__(self) -> str:
         # without the function's address, so that the same pooling always prints the same
         return f"Pooling(name={self.name!r}, reads={self.reads!r})"
+
+    def __reduce__(self) -> tuple[Callable[..., Pooling], tuple[object, ...]]:
+        # those of this library by name, so that a pickle does not depend on private functions
+        if POOLINGS.get(self.name) == self:
+            return pooling_named, (self.name,)
+        return Pooling, (self.name, self.reduce, self.reads)
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,11 @@ POOLINGS: dict[str, Pooling] = {
         Pooling("pooler", _pooler, reads="pooler"),
     )
 }
+
+
+def pooling_named(name: str) -> Pooling:
+    """Return a pooling of this library."""
+    return POOLINGS[name]
 
 
 def resolve_poolings(pooling: str | Pooling | Sequence[str | Pooling]) -> tuple[Pooling, ...]:

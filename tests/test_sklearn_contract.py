@@ -1046,3 +1046,44 @@ def test_every_method_documents_its_parameters_and_result(method):
     parameters = [name for name in inspect.signature(function).parameters if name != "self"]
     assert list(documented(function.__doc__, "Parameters")) == parameters
     assert "Returns\n-------\n" in inspect.cleandoc(function.__doc__)
+
+
+class TestPicklesOfOtherVersions:
+    """A pickle outlives the version that wrote it."""
+
+    @staticmethod
+    def rewrite(estimator, change):
+        """Pickle with a state as another version would have written it."""
+        state = estimator.__getstate__()
+        change(state)
+        empty = type(estimator).__new__(type(estimator))
+        empty.__setstate__(pickle.loads(pickle.dumps(state)))
+        return empty
+
+    @pytest.mark.parametrize("newer", ["cache", "long_documents", "norm"])
+    def test_a_parameter_that_did_not_exist_yet_has_its_default(self, tiny, newer):
+        featurizer = BertLayerFeaturizer(tiny, layers=1).fit(TEXTS)
+
+        def change(state):
+            del state[newer]
+            fitted = state["_fitted_params"]
+            state["_fitted_params"] = {name: fitted[name] for name in fitted if name != newer}
+            del state["_state_format"]
+
+        loaded = self.rewrite(featurizer, change)
+        assert loaded.get_params()[newer] == BertLayerFeaturizer().get_params()[newer]
+        assert repr(loaded) == repr(featurizer)
+        np.testing.assert_array_equal(loaded.transform(TEXTS), featurizer.transform(TEXTS))
+
+    def test_a_newer_format_says_so(self, tiny):
+        featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)
+        with pytest.raises(ValueError, match="format 99 by a newer version"):
+            self.rewrite(featurizer, lambda state: state.update(_state_format=99))
+
+    def test_poolings_are_pickled_by_name(self, tiny):
+        """A renamed private function must not break a pickle."""
+        featurizer = BertLayerFeaturizer(tiny, pooling=["mean", "cls"]).fit(TEXTS)
+        stream = pickle.dumps(featurizer)
+        assert b"_mean" not in stream
+        assert b"_first" not in stream
+        assert pickle.loads(stream)._fitted_poolings == featurizer._fitted_poolings
