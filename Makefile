@@ -5,17 +5,21 @@ OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Tests run side by side, each with one thread: threads that wait for each other on a busy machine make
+# small models many times slower. Tests of threads set their number themselves.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+
 .PHONY: demo test test-oldest lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/sentiment.py demo_output
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # the oldest scikit-learn of pyproject.toml, in a folder that goes before the environment's own
 test-oldest: $(VENV)/.installed $(OLDEST)/.installed
-	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/test_sklearn_contract.py tests/test_documents.py
+	PYTHONPATH=$(OLDEST) $(PYTEST) tests/test_sklearn_contract.py tests/test_documents.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
