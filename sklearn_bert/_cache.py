@@ -20,18 +20,17 @@ True
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._disk_store import DATABASE, StoreFormatError
+from ._disk_store import StoreFormatError, remove_store
 from ._memory_store import MemoryStore
 from ._pooling import Pooling, resolve_poolings
 from ._store import NOT_FOUND, CacheInfo, NoStore, Shelf, Store
@@ -94,18 +93,24 @@ class FeatureCache:
             raise TypeError(f"location must be a folder or 'memory'; got {self.location!r}.")
         if self.layers not in ("all", "requested"):
             raise ValueError(f"layers must be 'all' or 'requested'; got {self.layers!r}.")
-        poolings = () if len(self.poolings) == 0 else resolve_poolings(self.poolings)
-        if any(pooling.reads == "pooler" for pooling in poolings):
+        if isinstance(self.poolings, str | Pooling):
+            given: tuple[str | Pooling, ...] = (self.poolings,)
+        else:
+            given = tuple(self.poolings)
+        if any(pooling.reads == "pooler" for pooling in (resolve_poolings(given) if given else ())):
             raise ValueError(
                 "poolings cannot hold 'pooler', which not every layer has; it is kept when it is "
                 "asked for."
             )
+        if self.max_bytes is not None and not isinstance(self.max_bytes, Integral):
+            raise TypeError(f"max_bytes must be an integer or None; got {self.max_bytes!r}.")
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise ValueError(f"max_bytes must be positive; got {self.max_bytes!r}.")
         if self.location != "memory":
-            # an absolute path means the same after a change of directory and in a worker
-            object.__setattr__(self, "location", os.path.abspath(os.fspath(self.location)))
-        object.__setattr__(self, "poolings", tuple(self.poolings))
+            # means the same after a change of directory and in a worker, and by every other name
+            path = os.path.realpath(os.path.expanduser(os.fspath(self.location)))
+            object.__setattr__(self, "location", path)
+        object.__setattr__(self, "poolings", given)
 
     @property
     def bytes_allowed(self) -> int:
@@ -128,14 +133,23 @@ class FeatureCache:
         """Forget everything; also repairs a damaged store on disk, by removing it.
 
         Call it while no other process is using the store.
+
+        Raises
+        ------
+        OSError, sqlite3.OperationalError
+            If the store is in use or cannot be written.
+        FileExistsError
+            If the folder holds a database that is not a feature cache.
         """
         try:
             _store_of(self).clear()
-        except (sqlite3.DatabaseError, StoreFormatError):
+        except sqlite3.OperationalError:
+            raise
+        except (sqlite3.DatabaseError, StoreFormatError) as error:
+            if isinstance(error, StoreFormatError) and not error.is_ours:
+                raise FileExistsError(f"{error}; nothing was removed.") from error
             _close(self)
-            for suffix in ("", "-wal", "-shm"):
-                Path(self.location, DATABASE + suffix).unlink(missing_ok=True)
-            shutil.rmtree(Path(self.location, "workers"), ignore_errors=True)
+            remove_store(os.fspath(self.location))
 
     def prune(self, max_bytes: int | None = None) -> None:
         """Drop the least recently used texts beyond a size, and give the space back.
@@ -243,7 +257,7 @@ class _ForgivingStore:
     def _attempt(self, action: Callable[[], T], otherwise: T) -> T:
         try:
             return action()
-        except (OSError, sqlite3.Error, StoreFormatError) as error:
+        except Exception as error:  # whatever it is, only the store's own code runs here
             if isinstance(self._store, TieredStore):
                 # our claims may be left in the store: let others see that nobody works on them
                 self._store.disk.abandon_claims()

@@ -13,10 +13,12 @@ The rule for other modules: go through ``_cache``, which turns every failure her
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import math
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -34,7 +36,7 @@ from numpy.typing import NDArray
 from ._process_lock import ProcessLock, is_locked
 from ._store import CacheInfo, Shelf
 
-__all__ = ["DATABASE", "DiskStore", "StoreFormatError"]
+__all__ = ["DATABASE", "DiskStore", "StoreFormatError", "remove_store"]
 
 DATABASE = "features.sqlite"
 _FORMAT = 1
@@ -52,6 +54,7 @@ CREATE TABLE claims (
     namespace TEXT, text BLOB, owner TEXT, PRIMARY KEY (namespace, text)) WITHOUT ROWID;
 """
 _PAGE_SIZE = 32768  # a row of a few tens of kilobytes fits
+_OWNER = re.compile("[0-9a-f]{32}")
 _BUSY_SECONDS = 60.0
 _KEYS_PER_QUERY = 500
 # The time of use is written at most this often, so that reading a warm cache writes nothing.
@@ -60,7 +63,20 @@ _POLL_SECONDS = 0.02
 
 
 class StoreFormatError(Exception):
-    """The database is of another format."""
+    """The database is of another format, or not a feature cache at all."""
+
+    def __init__(self, message: str, *, is_ours: bool) -> None:
+        super().__init__(message)
+        self.is_ours = is_ours
+
+
+def remove_store(folder: str) -> None:
+    """Remove the files of a store from a folder, and no others."""
+    for suffix in ("", "-wal", "-shm"):
+        Path(folder, DATABASE + suffix).unlink(missing_ok=True)
+    for path in Path(folder, "workers").glob("*"):
+        if _OWNER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 class DiskStore:
@@ -87,6 +103,9 @@ class DiskStore:
         # others as everything else in SQLite does, so it happens under a lock.
         with ProcessLock(self._folder / "create.lock", wait=True):
             self._connection = _open(self._folder / DATABASE)
+            for path in (self._folder / "workers").iterdir():
+                if _OWNER.fullmatch(path.name):
+                    is_locked(path)  # removes what the dead have left
 
     def shelves_holding(self, shelf: Shelf) -> list[Shelf]:
         """Return the shelves whose rows have all that rows of `shelf` have."""
@@ -114,18 +133,17 @@ class DiskStore:
             float32.
         """
         positions = {_key(text): position for position, text in enumerate(texts)}
-        width = 4 * shelf.hidden_size
         parts = [shelf.layers.index(layer) for layer in layers]
         found, n_tokens, blocks, unused = [], [], [], []
         now = int(time.time())
         with self._mutex:
             for key, count, used, identity, *columns in self._rows(shelf, parts, list(positions)):
-                block = _checked(columns, width)
+                block = _checked(columns, shelf, layers, key, count)
                 if block is not None:
                     found.append(positions[key])
                     n_tokens.append(count)
                     blocks.append(block)
-                if used < now - _USE_RESOLUTION:
+                if not isinstance(used, int) or used < now - _USE_RESOLUTION:
                     unused.append((now, identity))
             if unused:
                 with self._transaction() as connection:
@@ -147,8 +165,12 @@ class DiskStore:
         for text, count, block in zip(
             texts, n_tokens.tolist(), np.ascontiguousarray(states, "<f4"), strict=True
         ):
-            checksums = np.array([zlib.crc32(state) for state in block], "<u4")
-            records.append((_key(text), count, now, checksums.tobytes(), block.tobytes()))
+            key = _key(text)
+            checksums = b"".join(
+                _checksum(state, shelf, layer, key, count)
+                for layer, state in zip(shelf.layers, block, strict=True)
+            )
+            records.append((key, count, now, checksums, block.tobytes()))
         with self._mutex, self._transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO rows (shelf, text, n_tokens, used, checksums, block) "
@@ -201,7 +223,7 @@ class DiskStore:
         """Make all claims of this process void, without writing to the database."""
         with self._mutex:
             if self._owner is not None:
-                self._owner.release()
+                _remove_lock(self._owner, os.getpid())
                 self._owner = None
 
     def info(self, max_bytes: int) -> CacheInfo:
@@ -294,7 +316,9 @@ class DiskStore:
     def _own_name(self) -> str:
         """Name under which this process claims; its lock is taken at the first claim."""
         if self._owner is None:
-            self._owner = ProcessLock(self._folder / "workers" / uuid.uuid4().hex, wait=False)
+            with ProcessLock(self._folder / "create.lock", wait=True):
+                self._owner = ProcessLock(self._folder / "workers" / uuid.uuid4().hex, wait=False)
+            atexit.register(_remove_lock, self._owner, os.getpid())
         return self._owner.path.name
 
     def _is_alive(self, owner: str) -> bool:
@@ -319,7 +343,8 @@ def _open(path: Path) -> sqlite3.Connection:
             )
         elif (application, found) != (_APPLICATION_ID, _FORMAT):
             raise StoreFormatError(
-                f"{path} is not a feature cache of format {_FORMAT} (it says {found})"
+                f"{path} is not a feature cache of format {_FORMAT} (it says {found})",
+                is_ours=application == _APPLICATION_ID,
             )
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
@@ -328,16 +353,30 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _remove_lock(lock: ProcessLock, pid: int) -> None:
+    if os.getpid() == pid:  # not a forked child of the process that holds it
+        lock.path.unlink(missing_ok=True)
+        lock.release()
+
+
 def _key(text: str) -> bytes:
     """Key of a text: 128 bits of BLAKE2b of its exact characters."""
     return hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
 
 
-def _checked(columns: Sequence[bytes], width: int) -> bytes | None:
+def _checksum(state: Any, shelf: Shelf, layer: int, key: bytes, n_tokens: int) -> bytes:
+    """Checksum of a state and of all that says whose it is, so that no other passes for it."""
+    whose = f"{shelf.namespace} {shelf.pooling} {layer} {key.hex()} {n_tokens}"
+    return zlib.crc32(state, zlib.crc32(whose.encode())).to_bytes(4, "little")
+
+
+def _checked(
+    columns: Sequence[Any], shelf: Shelf, layers: Sequence[int], key: bytes, n_tokens: Any
+) -> bytes | None:
     """Join the layers of a row, or return None if one does not fit its checksum."""
-    for checksum, states in zip(columns[::2], columns[1::2], strict=True):
-        whole = isinstance(states, bytes) and isinstance(checksum, bytes) and len(states) == width
-        if not whole or zlib.crc32(states).to_bytes(4, "little") != checksum:
+    for layer, checksum, state in zip(layers, columns[::2], columns[1::2], strict=True):
+        whole = isinstance(state, bytes) and len(state) == 4 * shelf.hidden_size
+        if not whole or _checksum(state, shelf, layer, key, n_tokens) != checksum:
             return None
     return b"".join(columns[1::2])
 

@@ -84,7 +84,11 @@ def extract_features(
     _warn_truncated(n_tokens[row_of], max_length)
     features = combine(vectors, spec)
     features = features[row_of] if len(distinct) < len(texts) else features
-    return features if features.base is None else features.copy()
+    if features.base is None:
+        return features
+    # layers side by side are the vectors as they lie in memory: hand out that array, not a view
+    owner = features.base
+    return owner if owner.shape == features.shape else features.copy()
 
 
 def combine(vectors: NDArray[np.float32], spec: FeatureSpec) -> NDArray[np.float32]:

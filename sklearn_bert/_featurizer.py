@@ -22,7 +22,7 @@ from ._cache import CacheParameter, resolve_cache
 from ._documents import check_documents
 from ._extract import FeatureSpec, extract_features
 from ._layers import LAYER_COMBINATIONS, LayersParameter, resolve_layers
-from ._model_files import PortableModel, find_model, fingerprint
+from ._model_files import PortableModel, fingerprint, open_model
 from ._pooling import Pooling, resolve_poolings
 from ._text_states import Execution, StateSpec
 from .exceptions import (
@@ -366,9 +366,9 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             )
         from ._models import inspect_model, resolve_device  # torch is imported here, not before
 
-        folder = find_model(self.model, self.revision, self.local_files_only)
-        identity = fingerprint(folder.path)
-        facts = inspect_model(folder, identity)
+        with open_model(self.model, self.revision, self.local_files_only) as folder:
+            identity = fingerprint(folder.path)
+            facts = inspect_model(folder, identity)
         resolve_device(self.device)
         resolve_cache(self.cache)
         spec = self._spec(facts.n_layers, _check_max_length(self.max_length, facts))
@@ -441,19 +441,21 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
 
     def _reference(self) -> ModelReference:
         """Return the fitted model: as it was in ``fit``, or where `model` was set to since."""
-        if all(getattr(self, n) == self._fitted_params[n] for n in ("model", "revision")):
-            if isinstance(self.model, PortableModel):
-                return self._reference_to(self.model, None)
-            return self._reference_to(self.model_path_ or os.fspath(self.model), self.revision_)
-        folder = find_model(self.model, self.revision, self.local_files_only)
-        if fingerprint(folder.path) != self.model_fingerprint_:
-            raise FingerprintMismatchError(
-                f"model={self.model!r} was set after fit and is another model than the "
-                "one fitted; call fit again."
-            )
         if isinstance(self.model, PortableModel):
+            self._check_same_model(self.model.fingerprint)
             return self._reference_to(self.model, None)
-        return self._reference_to(folder.path, None)
+        if all(getattr(self, n) == self._fitted_params[n] for n in ("model", "revision")):
+            return self._reference_to(self.model_path_ or os.fspath(self.model), self.revision_)
+        with open_model(self.model, self.revision, self.local_files_only) as folder:
+            self._check_same_model(fingerprint(folder.path))
+            return self._reference_to(folder.path, None)
+
+    def _check_same_model(self, identity: str) -> None:
+        if identity != self.model_fingerprint_:
+            raise FingerprintMismatchError(
+                f"model={self.model!r} was set after fit and is another model than the one fitted; "
+                "call fit again."
+            )
 
     def _reference_to(self, name: str | PortableModel, revision: str | None) -> ModelReference:
         from ._models import ModelReference

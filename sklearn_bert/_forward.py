@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ._pooling import Pooling, Reading
 from .exceptions import SlowPathWarning, UnsupportedModelError, warn_caller
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "free_memory"]
 
 # Families whose layout the tests compare with transformers' own hidden states. Another one is
 # compared once when it is loaded.
@@ -143,8 +143,7 @@ class Encoder:
                 f"{most_tokens} or less to avoid the attempt.",
                 SlowPathWarning,
             )
-        if self.device.type != "cpu":
-            torch.accelerator.memory.empty_cache()
+        free_memory(self.device)
 
     def _pooled_states(
         self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
@@ -162,7 +161,9 @@ class Encoder:
                 pooled[position][layer] = _pool(states, counted, pooling, pooler_output)
 
         highest = max(layer for reading in readings for layer in reading.layers)
-        self._run(torch.from_numpy(ids).to(self.device), highest, on_layer)
+        # whatever the caller's own torch code has switched on
+        with torch.autocast(self.device.type, enabled=False):
+            self._run(torch.from_numpy(ids).to(self.device), highest, on_layer)
         blocks = [
             torch.stack([vectors[layer] for layer in reading.layers], dim=1)
             for reading, vectors in zip(readings, pooled, strict=True)
@@ -215,6 +216,12 @@ class Encoder:
                 "much as the last.",
                 SlowPathWarning,
             )
+
+
+def free_memory(device: torch.device) -> None:
+    """Return the memory that torch holds in reserve for a device, if it does."""
+    if device.type != "cpu":
+        getattr(torch, device.type).empty_cache()
 
 
 def find_blocks(model: Any, n_layers: int) -> list[nn.Module]:

@@ -10,14 +10,13 @@ them does, so it says whether two folders give the same features.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +27,18 @@ from .exceptions import ModelFilesError, UnsupportedModelError
 __all__ = [
     "ModelFolder",
     "PortableModel",
+    "fetch_model",
     "file_sha256",
     "find_model",
     "fingerprint",
+    "open_model",
     "read_portable",
     "weight_shapes",
 ]
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
+_ADAPTER = "adapter_config.json"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 # A tokenizer can be built from any one of these ...
 _VOCABULARIES = (
@@ -128,40 +130,35 @@ def read_portable(folder: str) -> PortableModel:
     return PortableModel(files, fingerprint(folder))
 
 
-_unpacked: dict[tuple[int, str], str] = {}
-_unpacking = threading.Lock()
-
-
-def _unpack(model: PortableModel) -> ModelFolder:
-    """Write the files to a folder that this process removes when it ends."""
-    key = (os.getpid(), model.fingerprint)
-    with _unpacking:
-        if key not in _unpacked or not os.path.isdir(_unpacked[key]):
-            folder = tempfile.mkdtemp(prefix="sklearn_bert-")
-            atexit.register(_remove, folder, os.getpid())
-            for name, content in model.files.items():
-                if os.path.basename(name) != name:
-                    raise ModelFilesError(f"{model!r} has a file named {name!r}.")
-                Path(folder, name).write_bytes(content)
-            _unpacked[key] = folder
-        return ModelFolder(_unpacked[key], None)
-
-
-def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # not a forked child of the process that wrote it
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def find_model(
+@contextmanager
+def open_model(
     model: str | os.PathLike[str] | PortableModel,
     revision: str | None = None,
     local_files_only: bool = False,
+) -> Iterator[ModelFolder]:
+    """Find the folder of a model; that of a portable one exists as long as it is open.
+
+    Parameters and errors are those of :func:`find_model`.
+    """
+    if not isinstance(model, PortableModel):
+        yield find_model(model, revision, local_files_only)
+        return
+    with tempfile.TemporaryDirectory(prefix="sklearn_bert-") as folder:
+        for name, content in model.files.items():
+            if os.path.basename(name) != name:
+                raise ModelFilesError(f"{model!r} has a file named {name!r}.")
+            Path(folder, name).write_bytes(content)
+        yield ModelFolder(folder, None)
+
+
+def find_model(
+    model: str | os.PathLike[str], revision: str | None = None, local_files_only: bool = False
 ) -> ModelFolder:
     """Find the folder of a model, fetching it from the hub if it is not on this machine.
 
     Parameters
     ----------
-    model : str, path-like or PortableModel
+    model : str or path-like
         A folder, or the id of a repository on the hub. A folder that exists goes before the hub.
     revision : str, optional
         Branch, tag or commit of a hub repository.
@@ -182,8 +179,6 @@ def find_model(
     UnsupportedModelError
         If the weights are only there in a pickle format.
     """
-    if isinstance(model, PortableModel):
-        return _unpack(model)
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model must be a folder or a hub id; got {model!r}.")
     name = os.fspath(model)
@@ -199,15 +194,70 @@ def find_model(
     elif path.exists():
         raise ModelFilesError(f"model={name!r} is a file; pass the folder that holds it.")
     elif isinstance(model, str) and _HUB_ID.fullmatch(name):
-        folder = _fetch(name, revision, local_files_only)
+        return fetch_model(name, revision, local_files_only)
     else:
         raise ModelFilesError(f"model={name!r}: there is no such folder.")
     _check_files(folder, name)
     return folder
 
 
-def _fetch(name: str, revision: str | None, local_files_only: bool) -> ModelFolder:
-    """Fetch the files of a hub repository into the hub's cache, or find them there."""
+def fetch_model(
+    name: str, revision: str | None, local_files_only: bool, *, known: bool = False
+) -> ModelFolder:
+    """Find the files of a hub repository in the hub's cache, fetching what is missing.
+
+    Parameters
+    ----------
+    name : str
+        Id of the repository.
+    revision : str or None
+        Branch, tag or commit.
+    local_files_only : bool
+        If True, nothing is fetched.
+    known : bool, default=False
+        Whether the caller compares fingerprints. Then a commit that is in the cache is used without
+        asking the hub: a copy that is not complete would be noticed.
+
+    Raises
+    ------
+    ModelFilesError
+        If there is no such repository or revision, or it cannot be fetched.
+    """
+    where = f"model={name!r}" + (f", revision={revision!r}" if revision else "")
+    if local_files_only:
+        folder = _in_cache(name, revision)
+        if folder is None:
+            raise ModelFilesError(
+                f"{where} is neither a local folder nor complete in the hub's cache, and "
+                "local_files_only=True forbids fetching it."
+            )
+        return folder
+    is_commit = revision is not None and _COMMIT.fullmatch(revision) is not None
+    if is_commit and known and (folder := _in_cache(name, revision)) is not None:
+        return folder
+    try:
+        folder = _download(name, revision, offline=False)
+    except ModelFilesError:
+        # a commit never changes: what the cache has of it is right, if the hub is out of reach
+        cached = _in_cache(name, revision) if is_commit else None
+        if cached is None:
+            raise
+        return cached
+    _check_files(folder, name)
+    return folder
+
+
+def _in_cache(name: str, revision: str | None) -> ModelFolder | None:
+    try:
+        folder = _download(name, revision, offline=True)
+        _check_files(folder, name)
+    except ModelFilesError:
+        return None
+    return folder
+
+
+def _download(name: str, revision: str | None, offline: bool) -> ModelFolder:
+    """Call the hub's client, in words of this library if it fails."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -217,7 +267,8 @@ def _fetch(name: str, revision: str | None, local_files_only: bool) -> ModelFold
         RevisionNotFoundError,
     )
 
-    def download(offline: bool) -> ModelFolder:
+    where = f"model={name!r}" + (f", revision={revision!r}" if revision else "")
+    try:
         path = snapshot_download(
             name,
             revision=revision,
@@ -226,23 +277,6 @@ def _fetch(name: str, revision: str | None, local_files_only: bool) -> ModelFold
             ignore_patterns=["*/*"],
             tqdm_class=_silent_tqdm(),
         )
-        return ModelFolder(path, Path(path).name)
-
-    where = f"model={name!r}" + (f", revision={revision!r}" if revision else "")
-    if local_files_only or (revision is not None and _COMMIT.fullmatch(revision)):
-        # a commit never changes, so what the cache has of it is right
-        try:
-            folder = download(offline=True)
-            _check_files(folder, name)
-            return folder
-        except (LocalEntryNotFoundError, ModelFilesError) as error:
-            if local_files_only:
-                raise ModelFilesError(
-                    f"{where} is neither a local folder nor complete in the hub's cache, and "
-                    "local_files_only=True forbids fetching it."
-                ) from error
-    try:
-        return download(offline=False)
     except GatedRepoError as error:
         raise ModelFilesError(f"{where}: access is gated; accept its terms and log in.") from error
     except RepositoryNotFoundError as error:
@@ -256,6 +290,7 @@ def _fetch(name: str, revision: str | None, local_files_only: bool) -> ModelFold
             f"{where} is not a local folder, and the hub could not be reached to fetch it "
             f"({type(error).__name__}). Check the spelling and the network, or pass a folder."
         ) from error
+    return ModelFolder(path, Path(path).name)
 
 
 def _silent_tqdm() -> type:
@@ -289,6 +324,12 @@ def _check_files(folder: ModelFolder, name: str) -> None:
             f"model={name!r}: the folder {path} has no tokenizer (one of "
             f"{', '.join(_VOCABULARIES)})."
         )
+    if (path / _ADAPTER).exists():
+        raise UnsupportedModelError(
+            f"model={name!r}: the folder {path} has an {_ADAPTER}, which refers to weights outside "
+            "it. Merge the adapter into the model and save that."
+        )
+    _weight_files(folder.path)
 
 
 def _weight_files(folder: str) -> list[str]:
@@ -298,7 +339,7 @@ def _weight_files(folder: str) -> list[str]:
     try:
         shards = json.loads((path / _WEIGHTS_INDEX).read_text("utf-8"))["weight_map"].values()
         names = sorted(set(shards))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelFilesError(f"{path / _WEIGHTS_INDEX} is not a valid weights index.") from error
     for name in names:
         if os.path.basename(name) != name or not (path / name).is_file():
@@ -338,8 +379,8 @@ def fingerprint(folder: str) -> str:
     -------
     str
         SHA-256 in hexadecimal of the names and SHA-256 digests of the weights, the configuration
-        and the tokenizer's files. The digest of a file is remembered until its size, time or
-        inode changes.
+        and the tokenizer's files. The digest of a file is remembered until its size, one of its
+        times or its inode changes.
     """
     total = hashlib.sha256()
     for name in _files_that_matter(folder):
@@ -354,14 +395,15 @@ def _files_that_matter(folder: str) -> list[str]:
     return [name for name in sorted(names) if os.path.isfile(os.path.join(folder, name))]
 
 
-_known_digests: dict[tuple[str, int, int, int], str] = {}
+_known_digests: dict[tuple[str, int, int, int, int], str] = {}
 
 
 def file_sha256(path: str) -> str:
     """SHA-256 of a file, remembered in this process for as long as its stat does not change."""
     try:
         stat = os.stat(path)
-        key = (path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        # a copy may carry the time of what it replaces; the time of the change it cannot
+        key = (path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         if key not in _known_digests:
             with open(path, "rb") as file:
                 _known_digests[key] = hashlib.file_digest(file, "sha256").hexdigest()

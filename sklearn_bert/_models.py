@@ -22,13 +22,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from ._forward import Encoder
-from ._model_files import ModelFolder, PortableModel, find_model, fingerprint, weight_shapes
+from ._forward import Encoder, free_memory
+from ._model_files import (
+    ModelFolder,
+    fetch_model,
+    fingerprint,
+    open_model,
+    weight_shapes,
+)
 from ._packed_linear import packing_works, stabilize_linears
 from ._tokenization import TextTokenizer, find_special_tokens, stateless_tokenizer
 from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedModelError
@@ -44,6 +51,8 @@ __all__ = [
     "unload_models",
 ]
 
+# Environment variables by which instruction sets are forbidden.
+_KERNEL_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 # Models kept in memory; the least recently used goes first.
 MAX_LOADED_MODELS = 4
 # Tokenizers without a limit record about 1e30 here.
@@ -68,16 +77,30 @@ class ModelReference:
         Number of its blocks; length of a state.
     """
 
-    model: str | PortableModel
+    model: Any
     revision: str | None
     local_files_only: bool
     fingerprint: str
     n_layers: int
     hidden_size: int
 
-    def locate(self) -> ModelFolder:
+    @contextmanager
+    def open(self) -> Iterator[ModelFolder]:
         """Find the folder, and make sure that its files are the ones meant."""
-        folder = find_model(self.model, self.revision, self.local_files_only)
+        with self._open() as folder:
+            self.check(folder)
+            yield folder
+
+    @contextmanager
+    def _open(self) -> Iterator[ModelFolder]:
+        if self.revision is not None:
+            yield fetch_model(self.model, self.revision, self.local_files_only, known=True)
+        else:
+            with open_model(self.model, None, self.local_files_only) as folder:
+                yield folder
+
+    def check(self, folder: ModelFolder) -> None:
+        """Raise if the files in a folder are not the ones meant."""
         found = fingerprint(folder.path)
         if found != self.fingerprint:
             raise FingerprintMismatchError(
@@ -85,7 +108,6 @@ class ModelReference:
                 f"with: their fingerprint is {found[:12]}, not {self.fingerprint[:12]}. Fit again, "
                 "or set model= to a folder with the original files."
             )
-        return folder
 
 
 @dataclass(frozen=True)
@@ -119,7 +141,7 @@ class ModelFacts:
 
 _lock = threading.RLock()
 _facts: dict[str, ModelFacts] = {}
-_tokenizers: dict[str, TextTokenizer] = {}
+_tokenizers: OrderedDict[str, TextTokenizer] = OrderedDict()
 _encoders: OrderedDict[tuple[str, str, str], Encoder] = OrderedDict()
 
 
@@ -154,7 +176,7 @@ def _inspect(folder: ModelFolder, identity: str) -> ModelFacts:
     if any(not name.startswith("pooler.") for name in missing):
         # the names may only be spelled in a way that transformers knows how to read: ask it
         missing = _load_weights(folder)[1]
-    tokenizer = _tokenizers[identity] = _load_tokenizer(folder)
+    tokenizer = _remember_tokenizer(folder, identity)
     n_embeddings = skeleton.get_input_embeddings().num_embeddings
     highest_id = max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
     if highest_id >= n_embeddings:
@@ -189,9 +211,11 @@ def get_encoder(reference: ModelReference, device: torch.device, dtype: str) -> 
     key = (reference.fingerprint, str(device), dtype)
     with _lock:
         if key not in _encoders:
-            _encoders[key] = _load_encoder(reference.locate(), device, getattr(torch, dtype))
-            while len(_encoders) > MAX_LOADED_MODELS:
-                _encoders.popitem(last=False)
+            _make_room(_encoders)
+            with reference.open() as folder:
+                encoder = _load_encoder(folder, device, getattr(torch, dtype))
+                reference.check(folder)  # nobody wrote to the files while they were read
+            _encoders[key] = encoder
         _encoders.move_to_end(key)
         return _encoders[key]
 
@@ -200,8 +224,22 @@ def get_tokenizer(reference: ModelReference) -> TextTokenizer:
     """Return the tokenizer of a reference, loading it if this process has not yet."""
     with _lock:
         if reference.fingerprint not in _tokenizers:
-            _tokenizers[reference.fingerprint] = _load_tokenizer(reference.locate())
+            with reference.open() as folder:
+                _remember_tokenizer(folder, reference.fingerprint)
+        _tokenizers.move_to_end(reference.fingerprint)
         return _tokenizers[reference.fingerprint]
+
+
+def _remember_tokenizer(folder: ModelFolder, identity: str) -> TextTokenizer:
+    tokenizer = _load_tokenizer(folder)
+    _make_room(_tokenizers)
+    _tokenizers[identity] = tokenizer
+    return tokenizer
+
+
+def _make_room(loaded: OrderedDict[Any, Any]) -> None:
+    while len(loaded) >= MAX_LOADED_MODELS:
+        loaded.popitem(last=False)
 
 
 def unload_models() -> None:
@@ -218,8 +256,9 @@ def unload_models() -> None:
         _encoders.clear()
         _tokenizers.clear()
     gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.memory.empty_cache()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        free_memory(accelerator)
 
 
 def _after_fork_in_child() -> None:
@@ -250,7 +289,7 @@ def resolve_device(device: Any) -> torch.device:
     """
     if isinstance(device, str) and device == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
-        return found if found is not None else torch.device("cpu")
+        device = found if found is not None else "cpu"
     if not isinstance(device, str | torch.device):
         raise TypeError(f"device must be 'auto' or the name of a torch device; got {device!r}.")
     try:
@@ -264,7 +303,10 @@ def resolve_device(device: Any) -> torch.device:
             f"device={device!r} is not available on this machine; use set_params(device='auto') "
             "or set_params(device='cpu')."
         )
-    return resolved
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    index = torch.accelerator.current_device_index() if resolved.index is None else resolved.index
+    return torch.device(resolved.type, index)
 
 
 def computing_environment(device: torch.device) -> str:
@@ -273,12 +315,13 @@ def computing_environment(device: torch.device) -> str:
     Library versions, and the kernels that they choose from: for a CPU the instruction sets it has
     and those that the environment allows, for an accelerator its name.
     """
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    modules = (torch, transformers, tokenizers)
+    versions = ", ".join(f"{module.__name__} {module.__version__}" for module in modules)
     if device.type != "cpu":
-        properties = torch.accelerator.current_accelerator()
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(properties)
-        return f"{versions}, {device.type} {name}"
-    limits = [os.environ.get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")]
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        precision = torch.get_float32_matmul_precision()
+        return f"{versions}, {device.type} {name} {precision}"
+    limits = [os.environ.get(name, "") for name in _KERNEL_LIMITS]
     packed = [packing_works(dtype) for dtype in (torch.float32, torch.bfloat16)]
     return (
         f"{versions}, cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} "
@@ -316,6 +359,7 @@ def _load_config(folder: ModelFolder) -> Any:
         ) from error
     except OSError as error:
         raise ModelFilesError(f"the config.json in {folder.path} cannot be read.") from error
+    _refuse_foreign_code(config, folder)
     if config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or (
         getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False)
     ):
@@ -326,6 +370,20 @@ def _load_config(folder: ModelFolder) -> Any:
             "XLM-R, ...)."
         )
     return config
+
+
+def _refuse_foreign_code(config: Any, folder: ModelFolder) -> None:
+    """Refuse a configuration that names kernels or quantizers to fetch or run."""
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in (None, "eager", "sdpa"):
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} asks for the attention {attention!r}; only torch's "
+            "own ('sdpa' or 'eager') is used. Remove that entry."
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} asks for quantized weights, which are not read."
+        )
 
 
 def _count_layers(config: Any) -> int:
@@ -420,7 +478,7 @@ def _load_tokenizer(folder: ModelFolder) -> TextTokenizer:
 def _load_weights(folder: ModelFolder) -> tuple[Any, set[str]]:
     """Load a model in float32 on the CPU; also return which of its pooler weights are missing."""
     try:
-        with _quiet_transformers(), torch.random.fork_rng(devices=[]):
+        with _quiet_transformers(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
             model, report = transformers.AutoModel.from_pretrained(
                 folder.path,
                 dtype=torch.float32,
@@ -444,14 +502,28 @@ def _load_weights(folder: ModelFolder) -> tuple[Any, set[str]]:
 def _load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype) -> Encoder:
     model, _ = _load_weights(folder)
     model.eval().requires_grad_(False)
-    if device.type != "cpu":
-        return Encoder(model.to(device=device, dtype=dtype), _count_layers(model.config))
-    # Without kernels for a half precision, its weights are used in float32 arithmetic: as precise
-    # as asked for, faster than emulation, and "same text, same bits" holds.
-    computed = dtype if dtype != torch.float16 and packing_works(dtype) else torch.float32
-    model.to(dtype).to(computed)
-    stabilize_linears(model, computed)
+    computed = dtype
+    if device.type == "cpu" and (dtype == torch.float16 or not packing_works(dtype)):
+        # Without kernels for a half precision, its rounded weights are used in float32: as precise
+        # as asked for, faster than emulation, and "same text, same bits" holds.
+        computed = torch.float32
+    _own_weights(model, dtype, computed)
+    model.to(device)
+    if device.type == "cpu":
+        stabilize_linears(model, computed)
     return Encoder(model, _count_layers(model.config))
+
+
+def _own_weights(model: Any, dtype: torch.dtype, computed: torch.dtype) -> None:
+    """Round the weights to `dtype`, hold them in `computed`, in memory of this process.
+
+    As they were loaded they are a view of the file, and would change with it. Buffers, such as the
+    frequencies of rotary positions, keep their precision.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype).to(computed, copy=True)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.clone()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ No function here imports torch: they call methods of the tensors they are given.
 
 from __future__ import annotations
 
+import dis
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -192,6 +193,10 @@ def pooling_identity(pooling: Pooling) -> str | None:
     return f"{pooling.name}:{digest}"
 
 
+# What is in these changes with their versions only, which are part of a cache's keys.
+_KNOWN_MODULES = ("math", "numpy", "torch")
+
+
 class _CannotBeSeenError(Exception):
     """A definition depends on an object that has no visible definition itself."""
 
@@ -202,7 +207,7 @@ def _definition(thing: object, seen: set[int]) -> object:
         return thing
     if isinstance(thing, tuple):
         return tuple(_definition(part, seen) for part in thing)
-    if isinstance(thing, ModuleType):
+    if isinstance(thing, ModuleType) and thing.__name__.split(".")[0] in _KNOWN_MODULES:
         return ("module", thing.__name__)
     if isinstance(thing, CodeType):
         constants = tuple(_definition(part, seen) for part in thing.co_consts)
@@ -212,7 +217,13 @@ def _definition(thing: object, seen: set[int]) -> object:
     if id(thing) in seen:  # recursion
         return ("function", thing.__qualname__)
     seen.add(id(thing))
-    cells = tuple(_definition(cell.cell_contents, seen) for cell in thing.__closure__ or ())
+    if any(_imports(code) for code in _all_code(thing.__code__)):
+        raise _CannotBeSeenError
+    try:
+        enclosed = [cell.cell_contents for cell in thing.__closure__ or ()]
+    except ValueError as error:  # a cell that is not filled yet
+        raise _CannotBeSeenError from error
+    cells = tuple(_definition(value, seen) for value in enclosed)
     names = {name for code in _all_code(thing.__code__) for name in code.co_names}
     used = sorted(names & thing.__globals__.keys())
     return (
@@ -220,8 +231,13 @@ def _definition(thing: object, seen: set[int]) -> object:
         _definition(thing.__defaults__, seen),
         tuple((n, _definition(v, seen)) for n, v in sorted((thing.__kwdefaults__ or {}).items())),
         cells,
+        tuple((name, _definition(value, seen)) for name, value in sorted(vars(thing).items())),
         tuple((name, _definition(thing.__globals__[name], seen)) for name in used),
     )
+
+
+def _imports(code: CodeType) -> bool:
+    return any(instruction.opname == "IMPORT_NAME" for instruction in dis.get_instructions(code))
 
 
 def _all_code(code: CodeType) -> list[CodeType]:

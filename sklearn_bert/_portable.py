@@ -45,8 +45,8 @@ def with_weights(estimator: T) -> T:
 
     Notes
     -----
-    The files are written to a temporary folder when the model is first used, which is removed when
-    the process ends. Set ``model`` to a folder or a hub id, and fit again, to let go of them.
+    The files are written to a temporary folder while the model is loaded. Set ``model`` to a folder
+    or a hub id, and fit again, to let go of them.
 
     Examples
     --------
@@ -68,8 +68,8 @@ def with_weights(estimator: T) -> T:
     for featurizer in found:
         identity = featurizer.model_fingerprint_
         if identity not in models:
-            folder = featurizer._reference().locate()
-            models[identity] = read_portable(folder.path)
+            with featurizer._reference().open() as folder:
+                models[identity] = read_portable(folder.path)
         featurizer.model = models[identity]
         featurizer.revision = None
     return made

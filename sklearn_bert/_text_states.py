@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,6 +122,8 @@ def pooled_states(
         missing = job.fetch(np.arange(len(texts)))
         for chunk in _text_chunks([texts[row] for row in missing]):
             job.compute(missing[chunk])
+    if not job.is_filled.all():  # never hand out memory that nobody wrote to
+        raise RuntimeError("states of some texts were neither found nor computed; report this.")
     return job.vectors, job.n_tokens
 
 
@@ -155,7 +158,9 @@ class _Job:
         self.budget = _budget(execution.batch_tokens, self.device.type)
         self.progress = progress
         shape = (len(texts), len(wanted.layers), len(wanted.poolings), reference.hidden_size)
-        self.vectors = np.empty(shape, np.float32)
+        # the view of an array that is two-dimensional, as features are
+        self.vectors = np.empty((len(texts), math.prod(shape[1:])), np.float32).reshape(shape)
+        self.is_filled = np.zeros(len(texts), bool)
         self.n_tokens = np.zeros(len(texts), np.intp)
         cache = _usable(execution.cache, wanted.poolings)
         self.max_bytes = cache.bytes_allowed if cache is not None else 0
@@ -169,7 +174,7 @@ class _Job:
         """Take from the store what it has of `rows`, and return the others."""
         if isinstance(self.store, NoStore) or not len(rows):
             return rows
-        everything = len(rows) == len(self.texts)
+        everything = np.array_equal(rows, np.arange(len(self.texts)))
         texts = self.texts if everything else [self.texts[row] for row in rows]
         vectors = self.vectors if everything else np.empty_like(self.vectors[: len(rows)])
         found = np.ones(len(rows), bool)
@@ -178,6 +183,7 @@ class _Job:
             n_tokens = self.store.get(shelf, texts, vectors[:, :, position])
             found &= n_tokens != NOT_FOUND
         self.n_tokens[rows[found]] = n_tokens[found]
+        self.is_filled[rows[found]] = True
         if not everything:
             self.vectors[rows[found]] = vectors[found]
         self.progress.update(int(found.sum()))
@@ -221,9 +227,10 @@ class _Job:
             self._run(rows, encodings, positions)
             return positions[:0]
         texts = [self.texts[row] for row in rows[positions]]
-        claimed = self.store.claim(self.namespace, texts)
-        mine = np.array([text in claimed or not patient for text in texts])
+        claimed: set[str] = set()
         try:
+            claimed = self.store.claim(self.namespace, texts)
+            mine = np.array([text in claimed or not patient for text in texts])
             # between our look and our claim, another may have put them there
             missing = self.fetch(rows[positions[mine]])
             self._run(rows, encodings, positions[np.isin(rows[positions], missing)])
@@ -260,6 +267,7 @@ class _Job:
 
     def _take(self, rows: NDArray[np.intp], blocks: Sequence[NDArray[np.float32]]) -> None:
         """Copy the blocks of a batch to where they are wanted."""
+        self.is_filled[rows] = True
         for reading, block in zip(self.readings, blocks, strict=True):
             if reading.pooling in self.wanted.poolings:
                 layers = [reading.layers.index(layer) for layer in self.wanted.layers]
@@ -290,8 +298,8 @@ def _usable(cache: FeatureCache | None, poolings: Sequence[Pooling]) -> FeatureC
     if cache is not None and unknown:
         warn_caller(
             f"pooling {unknown[0]!r} uses things whose changes would go unnoticed, so its vectors "
-            "are not cached. Let its function use only its argument, numbers, strings, and modules "
-            "or other such functions.",
+            "are not cached. Let its function use its argument, numbers, strings, torch, numpy, "
+            "math and other such functions only.",
             CacheWarning,
         )
         return None

@@ -8,11 +8,13 @@ import pickle
 import random
 import shutil
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from transformers import AutoTokenizer
 
 from sklearn_bert import BertLayerFeaturizer, FeatureCache, Pooling, _cache, _models, _text_states
 from sklearn_bert._disk_store import DATABASE, DiskStore
+from sklearn_bert._pooling import pooling_identity
 from sklearn_bert._store import NOT_FOUND, Shelf
 from sklearn_bert._tiered_store import TieredStore
 from sklearn_bert.exceptions import CacheWarning, TruncationWarning
@@ -190,6 +193,50 @@ class TestOneForwardPass:
         assert len(read_log(tmp_path / "log")[0]) == len(TEXTS)
 
 
+class TestSharing:
+    @pytest.mark.parametrize("found", [[0], [1], [0, 2], [3, 1], [4]])
+    def test_rows_that_others_put_between_look_and_claim(self, tiny, cache, monkeypatch, found):
+        """Found rows once went to other places when texts were not in the order of their length."""
+        texts = ["bad", "good film", "the plot was awful", "a", "i hated it very much"]
+        expected = BertLayerFeaturizer(tiny).fit_transform(texts)
+        other = BertLayerFeaturizer(tiny, cache=cache).fit(texts)
+        kind = type(store_of(cache))
+        claim = kind.claim
+
+        def late(self, namespace, names):
+            monkeypatch.setattr(kind, "claim", claim)
+            other.transform([texts[position] for position in found])
+            return claim(self, namespace, names)
+
+        monkeypatch.setattr(kind, "claim", late)
+        got = BertLayerFeaturizer(tiny, cache=cache).fit_transform(texts)
+        assert np.array_equal(got, expected)
+
+    def test_threads_on_overlapping_folds(self, tiny):
+        texts, _ = sentences(60)
+        expected = BertLayerFeaturizer(tiny).fit_transform(texts)
+        folds = [list(range(0, 40)), list(range(20, 60)), [*range(0, 20), *range(40, 60)]]
+        wrong = []
+
+        def work(rows, gate, featurizer):
+            gate.wait()
+            if not np.array_equal(featurizer.transform([texts[r] for r in rows]), expected[rows]):
+                wrong.append(rows)
+
+        for _ in range(40):
+            _cache._stores.clear()
+            featurizer = BertLayerFeaturizer(tiny, cache="memory").fit(texts)
+            gate = threading.Barrier(3)
+            workers = [
+                threading.Thread(target=work, args=(rows, gate, featurizer)) for rows in folds
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        assert wrong == []
+
+
 class TestSameBits:
     @pytest.mark.parametrize("layers", ["all", "requested"])
     def test_cached_or_computed(self, tiny, cache, layers):
@@ -301,6 +348,14 @@ class TestWhatIsTheSame:
         BertLayerFeaturizer(tiny, cache=cache).fit_transform(TEXTS)
         assert cache.info().n_texts == 2 * n_texts
 
+    @pytest.mark.parametrize("name", ["__version__"])
+    @pytest.mark.parametrize("library", ["torch", "transformers", "tokenizers"])
+    def test_the_versions(self, tiny, cache, monkeypatch, library, name):
+        BertLayerFeaturizer(tiny, cache=cache).fit_transform(TEXTS)
+        monkeypatch.setattr(getattr(_models, library), name, "another")
+        BertLayerFeaturizer(tiny, cache=cache).fit_transform(TEXTS)
+        assert cache.info().n_texts == 2 * len(TEXTS)
+
     def test_one_letter(self, tiny, cache):
         texts = ["good film", "good film ", "Good film", "good  film", "good film."]
         BertLayerFeaturizer(tiny, cache=cache).fit_transform(texts)
@@ -316,6 +371,33 @@ class TestWhatIsTheSame:
         with pytest.warns(CacheWarning, match="not cached"):
             after = featurizer.transform(TEXTS)
         assert not np.array_equal(before, after)
+
+    def test_modules_whose_content_may_change_are_not_trusted(self, tiny, cache, monkeypatch):
+        """A number in a module of the user's decided the rows, and was not part of their key."""
+        helpers = types.ModuleType("helpers")
+        helpers.factor = 2
+        monkeypatch.setitem(sys.modules, "helpers", helpers)
+        by_global = eval("lambda states: helpers.factor * states.mean(dim=1)", {"helpers": helpers})
+
+        def by_import(states):
+            from helpers import factor
+
+            return factor * states.mean(dim=1)
+
+        for reduce in (by_global, by_import):
+            featurizer = BertLayerFeaturizer(tiny, pooling=Pooling("p", reduce), cache=cache)
+            with pytest.warns(CacheWarning, match="'p'"):
+                featurizer.fit_transform(TEXTS)
+
+    def test_an_attribute_of_a_function_is_part_of_it(self):
+        def scaled(states):
+            return scaled.factor * states.mean(dim=1)
+
+        identities = set()
+        for scaled.factor in (1, 2):
+            identities.add(pooling_identity(Pooling("p", scaled)))
+        assert len(identities) == 2
+        assert None not in identities
 
 
 class TestHandle:
@@ -365,14 +447,27 @@ class TestHandle:
             ({"layers": 3}, ValueError),
             ({"poolings": ["median"]}, ValueError),
             ({"poolings": ["pooler"]}, ValueError),
+            ({"poolings": None}, TypeError),
             ({"max_bytes": 0}, ValueError),
+            ({"max_bytes": "1GB"}, TypeError),
         ],
         ids=str,
     )
     def test_a_handle_is_checked_when_it_is_made(self, params, error):
         (name,) = params
-        with pytest.raises(error, match=name.removesuffix("s")):
+        with pytest.raises(error, match=f"{name.removesuffix('s')}|not iterable"):
             FeatureCache(**{"location": "memory", **params})
+
+    def test_one_pooling_needs_no_list(self):
+        assert FeatureCache("memory", poolings="mean") == FeatureCache("memory", poolings=["mean"])
+
+    def test_every_name_of_a_folder_means_one_store(self, tmp_path, monkeypatch):
+        """Two stores in one process would let go of each other's locks."""
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "real")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        caches = [FeatureCache(tmp_path / "link"), FeatureCache("~/real"), FeatureCache("~/link")]
+        assert all(cache == FeatureCache(tmp_path / "real") for cache in caches)
 
     def test_it_only_changes_speed(self, tiny, cache):
         """Set after fit, it takes effect at the next call."""
@@ -549,6 +644,42 @@ class TestDamage:
         damaged = "SELECT count(*) FROM rows WHERE length(checksums) != 16 OR length(block) != 512"
         assert connection_of(disk).execute(damaged).fetchone() == (0,)
 
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            # every row gets the numbers and checksums of another text
+            "UPDATE rows SET (checksums, block) = (SELECT checksums, block FROM rows r "
+            "WHERE r.shelf = rows.shelf AND r.id != rows.id ORDER BY r.id LIMIT 1)",
+            "UPDATE rows SET n_tokens = n_tokens + 1",
+            "UPDATE rows SET n_tokens = 'many', used = 'never'",
+        ],
+    )
+    def test_a_row_of_another_text_does_not_pass(self, tiny, disk, damage):
+        self.check(tiny, disk, n_warnings=0)
+        connection_of(disk).execute(damage)
+        close_memory(store_of(disk))
+        self.check(tiny, disk, n_warnings=0)
+
+    def test_a_damaged_table_of_shelves_is_a_warning(self, tiny, disk):
+        self.check(tiny, disk, n_warnings=0)
+        connection_of(disk).execute("UPDATE shelves SET layers = '[0, 1'")
+        close_memory(store_of(disk))
+        self.check(tiny, disk)
+
+    def test_clear_removes_nothing_that_is_not_the_caches(self, tmp_path):
+        """A folder with a database and files of somebody else's is left as it is."""
+        with sqlite3.connect(tmp_path / DATABASE) as other:
+            other.execute("CREATE TABLE important (value)")
+        other.close()
+        (tmp_path / "workers").mkdir()
+        (tmp_path / "workers" / "code.py").write_text("")
+        with pytest.raises(FileExistsError, match="nothing was removed"):
+            FeatureCache(tmp_path).clear()
+        assert (tmp_path / DATABASE).stat().st_size > 0
+        (tmp_path / DATABASE).write_bytes(b"damaged" * 1000)
+        FeatureCache(tmp_path).clear()
+        assert [path.name for path in (tmp_path / "workers").iterdir()] == ["code.py"]
+
     def test_one_flipped_bit_is_noticed(self, tiny, disk):
         texts, _ = sentences(30)
         BertLayerFeaturizer(tiny, cache=disk).fit_transform(texts)
@@ -651,6 +782,18 @@ class TestProcesses:
             assert (worker.returncode, errors) == (0, "")
         for number in range(20):
             assert FeatureCache(tmp_path / str(number)).info().n_texts == 6
+
+    def test_processes_that_ended_leave_no_file(self, tmp_path):
+        code = self.HOLDER
+        for end in ("clean", "killed"):
+            holder = run_store_script(code, tmp_path, stdin=subprocess.PIPE)
+            holder.stdout.readline()
+            if end == "killed":
+                holder.kill()
+            holder.communicate("\n")
+        assert len(list((tmp_path / "workers").iterdir())) == 1  # of the one that was killed
+        store_of(FeatureCache(tmp_path))
+        assert list((tmp_path / "workers").iterdir()) == []
 
     HOLDER = """
 import sys

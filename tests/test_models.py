@@ -229,6 +229,26 @@ class TestWeights:
         with pytest.raises(UnsupportedModelError, match="never run"):
             BertLayerFeaturizer(copy).fit(TEXTS)
 
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"attn_implementation": "somebody/kernel"}, "attention"),
+            ({"_attn_implementation": "somebody/kernel"}, "attention"),
+            ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized"),
+        ],
+        ids=str,
+    )
+    def test_code_from_elsewhere_is_refused(self, copy, change, words):
+        """A configuration can name kernels on the hub, which transformers would fetch and run."""
+        rewrite_json(copy / "config.json", **change)
+        with pytest.raises(UnsupportedModelError, match=words):
+            BertLayerFeaturizer(copy).fit(TEXTS)
+
+    def test_an_adapter_beside_the_weights_is_refused(self, copy):
+        (copy / "adapter_config.json").write_text("{}")
+        with pytest.raises(UnsupportedModelError, match="Merge the adapter"):
+            BertLayerFeaturizer(copy).fit(TEXTS)
+
     def test_a_tokenizer_of_another_model_is_an_error(self, copy):
         """Ids past the embedding table would be an index error in the middle of transform."""
         rewrite_weights(
@@ -247,6 +267,28 @@ class TestIdentity:
         with pytest.raises(FingerprintMismatchError, match="Fit again"):
             featurizer.transform(TEXTS)
         assert featurizer.fit(TEXTS).transform(TEXTS).shape == (4, 32)
+
+    def test_a_file_that_is_written_over_does_not_change_a_loaded_model(self, copy, empty_registry):
+        """Weights were a view of the file: the loaded model changed with it."""
+        featurizer = BertLayerFeaturizer(copy, layers="all").fit(TEXTS)
+        expected = featurizer.transform(TEXTS)
+        with open(copy / "model.safetensors", "r+b") as file:
+            file.seek(-4000, os.SEEK_END)
+            file.write(bytes(4000))
+            file.seek(3000)
+            file.write(bytes(3000))
+        assert np.array_equal(featurizer.transform(TEXTS), expected)
+
+    def test_a_file_with_the_old_size_and_time_is_another_file(self, copy):
+        before = BertLayerFeaturizer(copy).fit(TEXTS).model_fingerprint_
+        weights = copy / "model.safetensors"
+        times = weights.stat()
+        content = bytearray(weights.read_bytes())
+        content[-5] ^= 1
+        with open(weights, "r+b") as file:
+            file.write(content)
+        os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert BertLayerFeaturizer(copy).fit(TEXTS).model_fingerprint_ != before
 
     @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
     def test_every_file_that_matters_is_in_the_fingerprint(self, copy, file):
@@ -478,6 +520,32 @@ class TestMemory:
                 assert features.flags.writeable
                 assert features.dtype == np.float32
 
+    def test_memory_beyond_the_result_is_small(self, tmp_path):
+        """The result of layers side by side was once copied as a whole."""
+        import tracemalloc
+
+        folder = make_bert(tmp_path / "wide", hidden_size=256, n_layers=2)
+        texts = [f"good film {n}" for n in range(3000)]
+        featurizer = BertLayerFeaturizer(folder, layers=[0, 1, 2]).fit(texts)
+        featurizer.transform(texts[:10])
+        tracemalloc.start()
+        features = featurizer.transform(texts)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert features.flags.owndata
+        assert peak < 1.4 * features.nbytes
+
+    def test_buffers_keep_their_precision(self, tmp_path):
+        """Rotary frequencies rounded to bfloat16 put distant tokens at wrong positions."""
+        from families import FAMILIES
+
+        folder = FAMILIES["modernbert"](tmp_path / "modernbert")
+        BertLayerFeaturizer(folder, dtype="bfloat16").fit_transform(["good"])
+        model = next(reversed(_models._encoders.values())).model
+        buffers = dict(model.named_buffers())
+        assert any("inv_freq" in name for name in buffers)
+        assert all(b.dtype != torch.bfloat16 for b in buffers.values())
+
     def test_no_more_states_are_alive_than_needed(self, tmp_path):
         """States are pooled when they are seen, so a deep model holds no more of them."""
         import gc
@@ -617,6 +685,14 @@ class TestManners:
             BertLayerFeaturizer(tiny).fit_transform(TEXTS)
             assert torch.is_grad_enabled()
             assert (torch.ones(1, requires_grad=True) * 2).requires_grad
+
+    def test_the_callers_torch_contexts_do_not_reach_in(self, tiny, empty_registry):
+        """Under autocast or another default device the features were errors, or other numbers."""
+        expected = BertLayerFeaturizer(tiny).fit_transform(TEXTS)
+        for name in ("_encoders", "_tokenizers", "_facts"):
+            getattr(_models, name).clear()
+        with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            assert np.array_equal(BertLayerFeaturizer(tiny).fit_transform(TEXTS), expected)
 
     def test_dropout_is_off_and_no_randomness_is_used(self, tiny):
         featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)

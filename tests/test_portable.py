@@ -132,6 +132,19 @@ def test_it_can_be_cloned_fitted_and_searched_like_any_other(folder, forget):
     assert np.array_equal(pickle.loads(pickle.dumps(again)).transform(TEXTS), expected)
 
 
+def test_serving_needs_no_files_once_it_is_loaded(folder, tmp_path, forget, monkeypatch):
+    """Every call once looked at the temporary files, which something may have cleaned away."""
+    made = with_weights(BertLayerFeaturizer(folder).fit(TEXTS))
+    shutil.rmtree(folder)
+    forget()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    expected = made.transform(TEXTS)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert np.array_equal(made.transform(TEXTS), expected)
+
+
 def test_what_is_not_fitted_is_refused(folder):
     with pytest.raises(NotFittedError, match="no fitted BertLayerFeaturizer"):
         with_weights(make_pipeline(BertLayerFeaturizer(folder), LogisticRegression()))
@@ -147,7 +160,6 @@ def test_files_that_changed_since_fit_are_refused(folder):
 def test_a_file_name_cannot_leave_the_folder(folder, forget):
     made = with_weights(BertLayerFeaturizer(folder).fit(TEXTS))
     made.model.files["../evil"] = b""
-    made.model.fingerprint = "0" * 64
-    made.model_fingerprint_ = "0" * 64
+    forget()
     with pytest.raises(ModelFilesError, match="evil"):
         made.transform(TEXTS)
