@@ -36,7 +36,7 @@ from ._model_files import (
     open_model,
     weight_shapes,
 )
-from ._packed_linear import packing_works, stabilize_linears
+from ._packed_linear import packing_works, stabilize_activations, stabilize_linears
 from ._tokenization import TextTokenizer, find_special_tokens, stateless_tokenizer
 from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedModelError
 
@@ -511,6 +511,7 @@ def _load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype)
     model.to(device)
     if device.type == "cpu":
         stabilize_linears(model, computed)
+        stabilize_activations(model)
     return Encoder(model, _count_layers(model.config))
 
 

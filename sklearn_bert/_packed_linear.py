@@ -13,7 +13,13 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PackedLinear", "PaddedLinear", "packing_works", "stabilize_linears"]
+__all__ = [
+    "PackedLinear",
+    "PaddedLinear",
+    "packing_works",
+    "stabilize_activations",
+    "stabilize_linears",
+]
 
 # Number of rows the packing is laid out for. A hint: results are right for any number.
 _ROWS_HINT = 1024
@@ -93,6 +99,22 @@ def packing_works(dtype: torch.dtype) -> bool:
     # bfloat16 keeps 8 bits: relative to the largest value, sums of 64 terms agree to 1/50
     tolerance = (1e-5 if dtype == torch.float32 else 2e-2) * float(expected.abs().max())
     return bool((got.float() - expected).abs().max() <= tolerance)
+
+
+def _contiguous(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (args[0].contiguous(), *args[1:])
+
+
+def stabilize_activations(model: nn.Module) -> None:
+    """Give activations of a CPU model contiguous tensors, in place.
+
+    The exact GELU is then computed by oneDNN, the same for every element. On a slice of a larger
+    tensor (gated layers take one) torch computes the elements at the border of two threads' shares
+    by another formula than the rest.
+    """
+    for module in model.modules():
+        if type(module).__module__ == "transformers.activations" or type(module) is nn.GELU:
+            module.register_forward_pre_hook(_contiguous)
 
 
 def stabilize_linears(model: nn.Module, dtype: torch.dtype) -> None:

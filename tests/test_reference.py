@@ -13,6 +13,7 @@ from families import (
     OTHER_FAMILIES,
     REFUSED,
     TEXTS,
+    VARIANTS,
     WITH_POOLER,
     random_texts,
 )
@@ -108,7 +109,8 @@ def assert_equal_to_1e_5(actual, expected):
 def folder_of(tmp_path_factory):
     """Function that returns the folder of a tiny model of a family."""
     root = tmp_path_factory.mktemp("families")
-    return cache(lambda name: {**FAMILIES, **OTHER_FAMILIES}[name](root / name))
+    builders = {**FAMILIES, **VARIANTS, **OTHER_FAMILIES}
+    return cache(lambda name: builders[name](root / name))
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +157,13 @@ class TestFeatures:
         ).fit_transform(TEXTS)
         assert_equal_to_1e_5(actual, expected)
         assert np.ptp(expected, axis=0).max() > 0.5  # or else nothing was compared
+
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_heads_and_activations(self, folder_of, reference_of, variant):
+        """Other sizes of attention heads and other activations are as right."""
+        expected = stack(reference_of(variant), TEXTS, "all", ["mean", "last"])
+        est = featurizer(folder_of(variant), layers="all", pooling=["mean", "last"])
+        assert_equal_to_1e_5(est.fit_transform(TEXTS), expected)
 
     @everywhere
     def test_each_layer_by_itself(self, folder_of, reference_of, family):
