@@ -44,7 +44,7 @@ def fitted(folder, **settings):
     return BertLayerFeaturizer(folder, device="cpu", **settings).fit(MANY)
 
 
-def assert_same_bits(est, texts, threads):
+def assert_same_bits(est, texts, threads, n_threads=(1, 2)):
     """Compute texts in many ways and compare the bits with those of each text alone."""
     threads(1)
     alone = {i: est.transform([texts[i]])[0] for i in ALONE if i < len(texts)}
