@@ -75,7 +75,8 @@ class FeatureCache:
     --------
     >>> from sklearn_bert import BertLayerFeaturizer, FeatureCache
     >>> from sklearn_bert.testing import make_bert
-    >>> cache = FeatureCache("memory")
+    >>> import tempfile
+    >>> cache = FeatureCache(tempfile.mkdtemp())
     >>> featurizer = BertLayerFeaturizer(make_bert(), layers=2, cache=cache)
     >>> rows = featurizer.fit_transform(["a good film", "a bad film"])
     >>> cache.info().n_vectors  # of 2 texts, 4 layers and 3 poolings
