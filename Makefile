@@ -7,7 +7,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Tests run side by side, each with one thread: threads that wait for each other on a busy machine make
 # small models many times slower. Tests of threads set their number themselves.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
 
 .PHONY: demo test test-oldest lint clean
 

@@ -91,12 +91,34 @@ class Encoder:
         self.most_tokens = math.inf  # in a batch; less once the device ran out of memory
         # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
         self.needs_two_rows = model.config._attn_implementation == "eager"
+        self.one_at_a_time = False
         blocks = find_blocks(model, n_layers)
         for block in blocks:
             block.register_forward_pre_hook(_before_block, with_kwargs=True)
         self.sees_blocks = bool(blocks)
         if model.config.model_type not in TESTED_FAMILIES:
             self._compare_with_transformers()
+        if self.needs_two_rows and self.device.type == "cpu":
+            self.one_at_a_time = not self._rows_keep_their_bits()
+
+    def _rows_keep_their_bits(self) -> bool:
+        """Whether a text has the same bits in every row of a batch.
+
+        Kernels for small matrices can depend on where in memory a matrix begins, which depends on
+        the number of heads and tokens.
+        """
+        longest = getattr(self.model.config, "max_position_embeddings", 31) - 4
+        for n_tokens in (n for n in (3, 5, 7, 9, 11, 13, 17, 31) if n <= longest):
+            ids = torch.arange(n_tokens) % (self.model.config.vocab_size - 1) + 1
+            two: list[Tensor] = []
+            many: list[Tensor] = []
+            self._run(ids.repeat(2, 1), self.n_layers, lambda k, h, _=None, two=two: two.append(h))
+            self._run(
+                ids.repeat(23, 1), self.n_layers, lambda k, h, _=None, many=many: many.append(h)
+            )
+            if not all(torch.equal(a[:1].expand_as(b), b) for a, b in zip(two, many, strict=True)):
+                return False
+        return True
 
     def pooled_states(
         self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
@@ -149,6 +171,9 @@ class Encoder:
         self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
     ) -> list[NDArray[np.float32]]:
         n_texts = len(ids)
+        if n_texts > 1 and self.one_at_a_time:
+            rows = [self.pooled_states(ids[i : i + 1], counted, readings) for i in range(n_texts)]
+            return [np.concatenate(blocks) for blocks in zip(*rows, strict=True)]
         if n_texts == 1 and self.needs_two_rows:
             ids = np.repeat(ids, 2, axis=0)
         pooled: list[dict[int, Tensor]] = [{} for _ in readings]

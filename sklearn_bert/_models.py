@@ -177,7 +177,11 @@ def _inspect(folder: ModelFolder, identity: str) -> ModelFacts:
         # the names may only be spelled in a way that transformers knows how to read: ask it
         missing = _load_weights(folder)[1]
     tokenizer = _remember_tokenizer(folder, identity)
-    n_embeddings = skeleton.get_input_embeddings().num_embeddings
+    n_embeddings = getattr(skeleton.get_input_embeddings(), "num_embeddings", None)
+    if n_embeddings is None:
+        raise UnsupportedModelError(
+            f"a model of type {config.model_type!r} has no table of token embeddings."
+        )
     highest_id = max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
     if highest_id >= n_embeddings:
         raise UnsupportedModelError(
@@ -499,6 +503,12 @@ def _load_weights(folder: ModelFolder) -> tuple[Any, set[str]]:
     return model, missing
 
 
+def _sdpa_depends_on_threads(config: Any) -> bool:
+    """Whether torch's scaled_dot_product_attention was seen to give other bits to other threads."""
+    n_heads = int(getattr(config, "num_attention_heads", 0))
+    return n_heads == 1 or (n_heads > 0 and config.hidden_size // n_heads == 8)
+
+
 def _load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype) -> Encoder:
     model, _ = _load_weights(folder)
     model.eval().requires_grad_(False)
@@ -512,6 +522,8 @@ def _load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype)
     if device.type == "cpu":
         stabilize_linears(model, computed)
         stabilize_activations(model)
+        if _sdpa_depends_on_threads(model.config):
+            model.set_attn_implementation("eager")
     return Encoder(model, _count_layers(model.config))
 
 

@@ -8,14 +8,19 @@ they are not documented, so they are looked for, tried, and done without where t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor, nn
+from transformers import activations
 
 __all__ = [
     "PackedLinear",
     "PaddedLinear",
+    "Pointwise",
+    "StableActivation",
     "packing_works",
     "stabilize_activations",
     "stabilize_linears",
@@ -84,6 +89,24 @@ class PaddedLinear(nn.Module):
         return self.linear(rows)[:n_rows].reshape(*x.shape[:-1], self.out_features)
 
 
+class Pointwise(nn.Module):
+    """A one-dimensional convolution of width 1, as the linear layer that it is.
+
+    Parameters
+    ----------
+    linear : nn.Module
+        Layer from input to output channels.
+    """
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve `x` of shape ``(n_texts, in_channels, n_tokens)``."""
+        return self.linear(x.transpose(1, 2)).transpose(1, 2)
+
+
 @cache
 def packing_works(dtype: torch.dtype) -> bool:
     """Whether packed linear layers exist here and agree with torch's own for `dtype`."""
@@ -99,22 +122,6 @@ def packing_works(dtype: torch.dtype) -> bool:
     # bfloat16 keeps 8 bits: relative to the largest value, sums of 64 terms agree to 1/50
     tolerance = (1e-5 if dtype == torch.float32 else 2e-2) * float(expected.abs().max())
     return bool((got.float() - expected).abs().max() <= tolerance)
-
-
-def _contiguous(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (args[0].contiguous(), *args[1:])
-
-
-def stabilize_activations(model: nn.Module) -> None:
-    """Give activations of a CPU model contiguous tensors, in place.
-
-    The exact GELU is then computed by oneDNN, the same for every element. On a slice of a larger
-    tensor (gated layers take one) torch computes the elements at the border of two threads' shares
-    by another formula than the rest.
-    """
-    for module in model.modules():
-        if type(module).__module__ == "transformers.activations" or type(module) is nn.GELU:
-            module.register_forward_pre_hook(_contiguous)
 
 
 def stabilize_linears(model: nn.Module, dtype: torch.dtype) -> None:
@@ -134,3 +141,73 @@ def stabilize_linears(model: nn.Module, dtype: torch.dtype) -> None:
             if type(child) is nn.Linear:
                 packed.setdefault(id(child), replacement(child))
                 setattr(parent, name, packed[id(child)])
+            elif type(child) is nn.Conv1d and child.kernel_size == (1,) and child.groups == 1:
+                linear = nn.Linear(
+                    child.in_channels, child.out_channels, child.bias is not None, device="meta"
+                )
+                linear.weight = nn.Parameter(child.weight[:, :, 0], requires_grad=False)
+                if child.bias is not None:
+                    linear.bias = child.bias
+                setattr(parent, name, Pointwise(replacement(linear)))
+
+
+class StableActivation(nn.Module):
+    """An activation function whose values do not depend on how threads share the work.
+
+    torch computes the end of each thread's part of a tensor with other code than the rest. For
+    some functions the two give other bits, and where the parts end depends on the number of
+    threads and on the size of the batch.
+
+    Parameters
+    ----------
+    function : callable
+        Elementwise function.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return self.function(x)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return nn.functional.gelu(x.contiguous())  # oneDNN, but only for contiguous tensors
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    # multiplication, addition and torch.tanh give the same bits in both pieces of code
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    return 0.5 * x * (1 + torch.tanh(inner))
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-1.702 * x))
+
+
+_STABLE_FUNCTIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    activations.GELUActivation: _gelu,
+    activations.GELUTanh: _gelu_tanh,
+    nn.SiLU: _silu,
+    activations.SiLUActivation: _silu,
+    nn.Sigmoid: _sigmoid,
+    activations.QuickGELUActivation: _quick_gelu,
+}
+
+
+def stabilize_activations(model: nn.Module) -> None:
+    """Replace activations of a CPU model, in place, by ones whose bits do not depend on threads."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in _STABLE_FUNCTIONS:
+                setattr(parent, name, StableActivation(_STABLE_FUNCTIONS[type(child)]))
