@@ -147,7 +147,7 @@ def stabilize_linears(model: nn.Module, dtype: torch.dtype) -> None:
                 )
                 linear.weight = nn.Parameter(child.weight[:, :, 0], requires_grad=False)
                 if child.bias is not None:
-                    linear.bias = child.bias
+                    linear.bias = nn.Parameter(child.bias, requires_grad=False)
                 setattr(parent, name, Pointwise(replacement(linear)))
 
 
