@@ -2,7 +2,7 @@
 
 One SQLite database in write-ahead mode holds a row for each text and shelf: its float32 numbers as
 raw bytes with a checksum for each layer. Nothing is ever unpickled. Rows are appended in the order
-they come and found through an index of short keys, so speed does not depend on how many there are.
+they come and found through an index of short keys, so reading does not slow down as they grow many.
 
 Claims are rows too. Their owner is a process, which holds a lock on a file of its own in the folder
 ``workers`` for as long as it lives: the operating system lets go of the lock when the process ends,
