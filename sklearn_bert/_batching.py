@@ -1,22 +1,27 @@
 """Which texts go through the model together: integers in, integers out.
 
-A batch holds only texts with the same number of tokens. So there is no padding and no attention
-mask, no token is computed that nobody asked for, and (with the kernels of ``_packed_linear``) a
-text gets the same bits whatever its neighbours are.
+Batches are made of groups of texts of equal length. So no attention mask is needed, no token is
+computed that nobody asked for, and (with the kernels of ``_packed_linear``) a text gets the same
+bits whatever its neighbours are. How different the lengths in a batch may be depends on what runs
+it: all alike, or any (``_fast_bert`` computes on rows of tokens, whichever text they belong to),
+or nearly alike (an accelerator would rather compute a little padding than many small batches).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["chunks", "equal_length_batches"]
+__all__ = ["chunks", "plan_batches"]
 
 
-def equal_length_batches(lengths: Sequence[int], budget: int) -> Iterator[NDArray[np.intp]]:
-    """Group texts of equal length into batches of at most `budget` tokens.
+def plan_batches(
+    lengths: Sequence[int], budget: int, spread: float = 0.0
+) -> Iterator[NDArray[np.intp]]:
+    """Group texts into batches of at most `budget` tokens.
 
     Parameters
     ----------
@@ -24,6 +29,9 @@ def equal_length_batches(lengths: Sequence[int], budget: int) -> Iterator[NDArra
         Number of tokens of each text.
     budget : int
         Most tokens in a batch; a text longer than that is a batch by itself.
+    spread : float, default=0.0
+        Most share of padding in a batch, if its texts were padded to the longest: 0 puts only
+        texts of equal length together. ``math.inf`` puts any together, and pads none.
 
     Yields
     ------
@@ -33,16 +41,23 @@ def equal_length_batches(lengths: Sequence[int], budget: int) -> Iterator[NDArra
 
     Examples
     --------
-    >>> [batch.tolist() for batch in equal_length_batches([3, 5, 3, 3, 5], budget=7)]
+    >>> [batch.tolist() for batch in plan_batches([3, 5, 3, 3, 5], budget=7)]
     [[1], [4], [0, 2], [3]]
+    >>> [batch.tolist() for batch in plan_batches([3, 5, 3, 3, 5], budget=8, spread=math.inf)]
+    [[1], [4, 0], [2, 3]]
     """
     n_tokens = np.asarray(lengths, dtype=np.intp)
     order = np.argsort(-n_tokens, kind="stable")
-    starts = np.flatnonzero(np.diff(n_tokens[order], prepend=-1))
-    for group in np.split(order, starts[1:]):
-        if len(group):
-            n_rows = max(1, budget // max(1, int(n_tokens[group[0]])))
-            yield from (group[start : start + n_rows] for start in range(0, len(group), n_rows))
+    start = 0
+    while start < len(order):
+        ahead = n_tokens[order[start : start + max(1, budget)]]
+        padded = ahead[0] * np.arange(1, len(ahead) + 1)
+        true = np.cumsum(ahead)
+        cost = true if math.isinf(spread) else padded
+        fits = (cost <= budget) & (padded <= (1 + spread) * true)
+        n_rows = max(1, len(ahead) if fits.all() else int(np.argmin(fits)))
+        yield order[start : start + n_rows]
+        start += n_rows
 
 
 def chunks(sizes: Sequence[int], max_items: int, max_size: int) -> Iterator[slice]:

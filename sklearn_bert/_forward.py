@@ -6,7 +6,9 @@ and convolutions between blocks are where the model's own code puts them, and as
 layer wanted has been seen, the pass ends. Each state is pooled when it is seen and then let go.
 
 The hooks are installed once per loaded model and do nothing unless this module is running a pass
-in the same thread (a context variable says so), so threads share a model without a lock.
+in the same thread (a context variable says so), so threads share a model without a lock. BERT and
+its closest relatives run on a CPU in code of our own (``_fast_bert``), which hands out the same
+layers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,9 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ._pooling import Pooling, Reading
+from ._tokenization import TextGroup
 from .exceptions import SlowPathWarning, UnsupportedModelError, warn_caller
 
-__all__ = ["Encoder", "free_memory"]
+__all__ = ["Encoder", "HookedModel", "Runner", "free_memory"]
+
+# Most padding in a batch on an accelerator, as a share of its tokens.
+_MOST_PADDING = 0.1
 
 # Families whose layout the tests compare with transformers' own hidden states. Another one is
 # compared once when it is loaded.
@@ -73,87 +79,88 @@ def _before_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         current.see(args[0] if args else kwargs["hidden_states"])
 
 
+class Runner(Protocol):
+    """What computes states: ``HookedModel`` here, or ``FastBert``.
+
+    Attributes
+    ----------
+    spread : float
+        How different the lengths in a batch may be, as ``plan_batches`` has it.
+    one_at_a_time : bool
+        Whether a text must be alone in its batch to keep its bits.
+    """
+
+    spread: float
+    one_at_a_time: bool
+
+    def run(self, groups: Sequence[TextGroup], highest: int, on_layer: Callable[..., None]) -> None:
+        """Compute the layers up to `highest`, and hand each to `on_layer`.
+
+        `on_layer` is called with the number of a layer, a list of the states of each group, of
+        shape ``(n_texts, n_tokens, hidden_size)``, and None, or for the last layer of a model that
+        has a pooler a function that returns its output, of shape ``(n_texts, hidden_size)``.
+        """
+
+
 class Encoder:
     """A loaded model, ready to give pooled states.
 
     Parameters
     ----------
-    model : PreTrainedModel
-        In evaluation mode, on its device. Its blocks get hooks.
+    runner : Runner
+        Computes states.
     n_layers : int
-        Number of its blocks.
+        Number of blocks.
+    device : torch.device
+        Where it is.
     """
 
-    def __init__(self, model: Any, n_layers: int) -> None:
-        self.model = model
+    def __init__(self, runner: Runner, n_layers: int, device: torch.device) -> None:
+        self.runner = runner
         self.n_layers = n_layers
-        self.device: torch.device = model.device
+        self.device = device
+        self.spread = runner.spread  # how different the lengths in a batch may be
         self.most_tokens = math.inf  # in a batch; less once the device ran out of memory
-        # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
-        self.needs_two_rows = model.config._attn_implementation == "eager"
-        self.one_at_a_time = False
-        blocks = find_blocks(model, n_layers)
-        for block in blocks:
-            block.register_forward_pre_hook(_before_block, with_kwargs=True)
-        self.sees_blocks = bool(blocks)
-        if model.config.model_type not in TESTED_FAMILIES:
-            self._compare_with_transformers()
-        if self.needs_two_rows and self.device.type == "cpu":
-            self.one_at_a_time = not self._rows_keep_their_bits()
-
-    def _rows_keep_their_bits(self) -> bool:
-        """Whether a text has the same bits in every row of a batch.
-
-        Kernels for small matrices can depend on where in memory a matrix begins, which depends on
-        the number of heads and tokens.
-        """
-        longest = getattr(self.model.config, "max_position_embeddings", 31) - 4
-        for n_tokens in (n for n in (3, 5, 7, 9, 11, 13, 17, 31) if n <= longest):
-            ids = torch.arange(n_tokens) % (self.model.config.vocab_size - 1) + 1
-            two: list[Tensor] = []
-            many: list[Tensor] = []
-            self._run(ids.repeat(2, 1), self.n_layers, lambda k, h, _=None, two=two: two.append(h))
-            self._run(
-                ids.repeat(23, 1), self.n_layers, lambda k, h, _=None, many=many: many.append(h)
-            )
-            if not all(torch.equal(a[:1].expand_as(b), b) for a, b in zip(two, many, strict=True)):
-                return False
-        return True
 
     def pooled_states(
-        self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
+        self, groups: Sequence[TextGroup], readings: Sequence[Reading]
     ) -> list[NDArray[np.float32]]:
-        """Run one batch of texts of equal length.
+        """Run one batch.
 
         Parameters
         ----------
-        ids : ndarray of shape (n_texts, n_tokens)
-            Token ids.
-        counted : slice
-            Positions that poolings which read "counted" tokens are given.
+        groups : sequence of TextGroup
+            Texts, with lengths no more different than `spread` allows.
         readings : sequence of Reading
             What to read. A pooling that reads the pooler is for the last layer only.
 
         Returns
         -------
         list of ndarray of shape (n_texts, n_layers, hidden_size)
-            For each reading, float32, on the host.
+            For each reading, float32, on the host; texts in the order of the groups.
         """
-        if ids.size > self.most_tokens and len(ids) > 1:
-            return self._in_halves(ids, counted, readings)
+        n_tokens = sum(group.ids.size for group in groups)
+        n_texts = sum(len(group.ids) for group in groups)
+        if n_tokens > self.most_tokens and n_texts > 1:
+            return self._in_halves(groups, readings)
         try:
-            return self._pooled_states(ids, counted, readings)
+            return self._pooled_states(groups, readings)
         except torch.OutOfMemoryError:
-            if len(ids) == 1:
+            if n_texts == 1:
                 raise
-            self._expect_less_memory(ids.size // 2)
-        return self._in_halves(ids, counted, readings)
+            self._expect_less_memory(n_tokens // 2)
+        return self._in_halves(groups, readings)
 
     def _in_halves(
-        self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
+        self, groups: Sequence[TextGroup], readings: Sequence[Reading]
     ) -> list[NDArray[np.float32]]:
-        halves = [self.pooled_states(half, counted, readings) for half in np.array_split(ids, 2)]
-        return [np.concatenate(blocks) for blocks in zip(*halves, strict=True)]
+        if len(groups) > 1:
+            halves = [groups[: len(groups) // 2], groups[len(groups) // 2 :]]
+        else:
+            middle = len(groups[0].ids) // 2
+            halves = [[groups[0][:middle]], [groups[0][middle:]]]
+        pooled = [self.pooled_states(half, readings) for half in halves]
+        return [np.concatenate(blocks) for blocks in zip(*pooled, strict=True)]
 
     def _expect_less_memory(self, most_tokens: int) -> None:
         """Remember what did not fit, warn the first time, and free what the failed pass left."""
@@ -168,42 +175,109 @@ class Encoder:
         free_memory(self.device)
 
     def _pooled_states(
-        self, ids: NDArray[np.int64], counted: slice, readings: Sequence[Reading]
+        self, groups: Sequence[TextGroup], readings: Sequence[Reading]
     ) -> list[NDArray[np.float32]]:
-        n_texts = len(ids)
-        if n_texts > 1 and self.one_at_a_time:
-            rows = [self.pooled_states(ids[i : i + 1], counted, readings) for i in range(n_texts)]
-            return [np.concatenate(blocks) for blocks in zip(*rows, strict=True)]
-        if n_texts == 1 and self.needs_two_rows:
-            ids = np.repeat(ids, 2, axis=0)
+        if self.runner.one_at_a_time and sum(len(group.ids) for group in groups) > 1:
+            texts = [group[i : i + 1] for group in groups for i in range(len(group.ids))]
+            pooled_texts = [self._pooled_states([text], readings) for text in texts]
+            return [np.concatenate(blocks) for blocks in zip(*pooled_texts, strict=True)]
         pooled: list[dict[int, Tensor]] = [{} for _ in readings]
 
-        def on_layer(layer: int, states: Tensor, pooler_output: Tensor | None = None) -> None:
+        def on_layer(
+            layer: int, states: Sequence[Tensor], pooler: Callable[[], Tensor] | None
+        ) -> None:
             here = [position for position, r in enumerate(readings) if layer in r.layers]
-            states = states.float() if here else states
+            full = [group.float() for group in states] if here else []
             for position in here:
                 pooling = readings[position].pooling
-                pooled[position][layer] = _pool(states, counted, pooling, pooler_output)
+                pooled[position][layer] = (
+                    _pool_output(pooling, pooler)
+                    if pooling.reads == "pooler"
+                    else _pool_all(full, groups, pooling)
+                )
 
         highest = max(layer for reading in readings for layer in reading.layers)
         # whatever the caller's own torch code has switched on
-        with torch.autocast(self.device.type, enabled=False):
-            self._run(torch.from_numpy(ids).to(self.device), highest, on_layer)
-        blocks = [
-            torch.stack([vectors[layer] for layer in reading.layers], dim=1)
-            for reading, vectors in zip(readings, pooled, strict=True)
-        ]
-        return [block[:n_texts].cpu().numpy() for block in blocks]
+        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
+            self.runner.run(groups, highest, on_layer)
+            blocks = [
+                torch.stack([vectors[layer] for layer in reading.layers], dim=1)
+                for reading, vectors in zip(readings, pooled, strict=True)
+            ]
+        return [block.cpu().numpy() for block in blocks]
+
+
+class HookedModel:
+    """A model in transformers' own code, watched by hooks.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        In evaluation mode, on its device. Its blocks get hooks.
+    n_layers : int
+        Number of its blocks.
+    """
+
+    def __init__(self, model: Any, n_layers: int) -> None:
+        self.model = model
+        self.n_layers = n_layers
+        self.device: torch.device = model.device
+        on_cpu = self.device.type == "cpu"
+        # padding costs bits; an accelerator has none to keep, and is slow with small batches
+        self.spread = 0.0 if on_cpu else _MOST_PADDING
+        # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
+        self.pad_id = getattr(model.config, "pad_token_id", None) or 0
+        self.needs_two_rows = model.config._attn_implementation == "eager"
+        self.one_at_a_time = False
+        blocks = find_blocks(model, n_layers)
+        for block in blocks:
+            block.register_forward_pre_hook(_before_block, with_kwargs=True)
+        self.sees_blocks = bool(blocks)
+        if model.config.model_type not in TESTED_FAMILIES:
+            self._compare_with_transformers()
+        if self.needs_two_rows and on_cpu:
+            self.one_at_a_time = not self._rows_keep_their_bits()
+
+    def run(self, groups: Sequence[TextGroup], highest: int, on_layer: Callable[..., None]) -> None:
+        """Compute the layers up to `highest`, and hand each to `on_layer`, as ``FastBert`` does."""
+
+        def split(layer: int, states: Tensor, pooler_output: Tensor | None = None) -> None:
+            n_texts = [len(group.ids) for group in groups]
+            by_group = [
+                part[:, : group.ids.shape[1]]
+                for part, group in zip(states[: sum(n_texts)].split(n_texts), groups, strict=True)
+            ]
+            output = None if pooler_output is None else pooler_output[: sum(n_texts)]
+            on_layer(layer, by_group, None if output is None else lambda: output)
+
+        self._watch(self._inputs(groups), highest, split)
+
+    def _inputs(self, groups: Sequence[TextGroup]) -> dict[str, Tensor]:
+        """Return the arguments of the model: the texts of all groups, padded if need be."""
+        longest = max(group.ids.shape[1] for group in groups)
+        inputs = {"input_ids": _padded([group.ids for group in groups], longest, self.pad_id)}
+        if any(group.types is not None for group in groups):
+            types = [np.zeros_like(g.ids) if g.types is None else g.types for g in groups]
+            inputs["token_type_ids"] = _padded(types, longest, 0)
+        if any(group.ids.shape[1] < longest for group in groups):
+            mask = [np.ones_like(group.ids) for group in groups]
+            inputs["attention_mask"] = _padded(mask, longest, 0)
+        if self.needs_two_rows and len(inputs["input_ids"]) == 1:
+            inputs = {name: array.repeat(2, axis=0) for name, array in inputs.items()}
+        return {name: torch.from_numpy(array).to(self.device) for name, array in inputs.items()}
 
     @torch.inference_mode()
-    def _run(self, ids: Tensor, highest: int, on_layer: Callable[..., None]) -> None:
+    def _watch(
+        self, inputs: dict[str, Tensor], highest: int, on_layer: Callable[..., None]
+    ) -> None:
+        """Run the model up to a layer, and call `on_layer` with each layer's states."""
         if not self.sees_blocks:
-            return self._run_whole(ids, on_layer)
+            return self._run_whole(inputs, on_layer)
         # the last layer is what the model returns, so there is nothing to stop at before it
         current = _Pass(on_layer, highest if highest < self.n_layers else -1)
         token = _current_pass.set(current)
         try:
-            output = self.model(ids)
+            output = self.model(**inputs)
         except _HighestLayerReached:
             return None
         finally:
@@ -211,8 +285,8 @@ class Encoder:
         on_layer(self.n_layers, output.last_hidden_state, output.get("pooler_output"))
         return None
 
-    def _run_whole(self, ids: Tensor, on_layer: Callable[..., None]) -> None:
-        output = self.model(ids, output_hidden_states=True)
+    def _run_whole(self, inputs: dict[str, Tensor], on_layer: Callable[..., None]) -> None:
+        output = self.model(**inputs, output_hidden_states=True)
         if len(output.hidden_states) != self.n_layers + 1:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} has {self.n_layers} blocks but returns "
@@ -221,17 +295,34 @@ class Encoder:
         for layer, states in enumerate(output.hidden_states):
             on_layer(layer, states, output.get("pooler_output"))
 
+    def _layers_of(self, ids: Tensor) -> list[Tensor]:
+        layers: list[Tensor] = []
+        self._watch({"input_ids": ids}, self.n_layers, lambda k, h, _=None: layers.append(h))
+        return layers
+
+    def _rows_keep_their_bits(self) -> bool:
+        """Whether a text has the same bits in every row of a batch.
+
+        Kernels for small matrices can depend on where in memory a matrix begins, which depends on
+        the number of heads and tokens.
+        """
+        longest = getattr(self.model.config, "max_position_embeddings", 31) - 4
+        for n_tokens in (n for n in (3, 5, 7, 9, 11, 13, 17, 31) if n <= longest):
+            ids = torch.arange(n_tokens) % (self.model.config.vocab_size - 1) + 1
+            two, many = self._layers_of(ids.repeat(2, 1)), self._layers_of(ids.repeat(23, 1))
+            if not all(torch.equal(a[:1].expand_as(b), b) for a, b in zip(two, many, strict=True)):
+                return False
+        return True
+
     def _compare_with_transformers(self) -> None:
         ids = torch.arange(8, device=self.device).reshape(2, 4) % 4 + 1
-        whole: dict[int, Tensor] = {}
-        seen: dict[int, Tensor] = {}
+        whole: list[Tensor] = []
         with torch.inference_mode():
-            self._run_whole(ids, lambda layer, states, _=None: whole.update({layer: states}))
-        self._run(ids, self.n_layers, lambda layer, states, _=None: seen.update({layer: states}))
-        if whole.keys() != seen.keys() or not all(
-            whole[layer].shape == seen[layer].shape
-            and torch.allclose(whole[layer], seen[layer], atol=1e-3, rtol=1e-3)
-            for layer in whole
+            self._run_whole({"input_ids": ids}, lambda k, h, _=None: whole.append(h))
+        seen = self._layers_of(ids)
+        if len(whole) != len(seen) or not all(
+            ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3)
+            for ours, theirs in zip(seen, whole, strict=True)
         ):
             self.sees_blocks = False
         if not self.sees_blocks:
@@ -241,6 +332,12 @@ class Encoder:
                 "much as the last.",
                 SlowPathWarning,
             )
+
+
+def _padded(arrays: Sequence[NDArray[np.int64]], width: int, value: int) -> NDArray[np.int64]:
+    """Stack arrays of shape ``(n_texts, n_tokens)``, filled up on the right to `width`."""
+    wide = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=value) for a in arrays]
+    return np.concatenate(wide)
 
 
 def free_memory(device: torch.device) -> None:
@@ -262,12 +359,20 @@ def find_blocks(model: Any, n_layers: int) -> list[nn.Module]:
     return lists[0] if len(lists) == 1 else []
 
 
-def _pool(states: Tensor, counted: slice, pooling: Pooling, pooler_output: Tensor | None) -> Tensor:
-    """Reduce states of shape (n_texts, n_tokens, hidden_size) to (n_texts, hidden_size)."""
-    if pooling.reads == "pooler":
-        if pooler_output is None:
-            raise ValueError(f"pooling {pooling.name!r} needs the output of the model's pooler.")
-        return pooling.reduce(pooler_output.float())
+def _pool_output(pooling: Pooling, output: Callable[[], Tensor] | None) -> Tensor:
+    if output is None:
+        raise ValueError(f"pooling {pooling.name!r} needs the output of the model's pooler.")
+    return pooling.reduce(output().float())
+
+
+def _pool_all(states: Sequence[Tensor], groups: Sequence[TextGroup], pooling: Pooling) -> Tensor:
+    """Reduce the states of all groups to ``(n_texts, hidden_size)``."""
+    vectors = [_pool(h, group.counted, pooling) for h, group in zip(states, groups, strict=True)]
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
+
+
+def _pool(states: Tensor, counted: slice, pooling: Pooling) -> Tensor:
+    """Reduce states of shape ``(n_texts, n_tokens, hidden_size)`` to ``(n_texts, hidden_size)``."""
     tokens = states[:, counted] if pooling.reads == "counted" else states
     if tokens.shape[1] == 0:
         # nothing to pool (an empty text without its special tokens): zeros, whatever the pooling

@@ -28,7 +28,8 @@ import transformers
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from ._forward import Encoder, free_memory
+from ._fast_bert import fast_bert
+from ._forward import Encoder, HookedModel, free_memory
 from ._model_files import (
     ModelFolder,
     fetch_model,
@@ -518,13 +519,17 @@ def _load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype)
         # as asked for, faster than emulation, and "same text, same bits" holds.
         computed = torch.float32
     _own_weights(model, dtype, computed)
-    model.to(device)
-    if device.type == "cpu":
-        stabilize_linears(model, computed)
-        stabilize_activations(model)
-        if _sdpa_depends_on_threads(model.config):
-            model.set_attn_implementation("eager")
-    return Encoder(model, _count_layers(model.config))
+    n_layers = _count_layers(model.config)
+    if device.type != "cpu":
+        return Encoder(HookedModel(model.to(device), n_layers), n_layers, device)
+    fast = fast_bert(model, computed)
+    if fast is not None:
+        return Encoder(fast, n_layers, device)
+    stabilize_linears(model, computed)
+    stabilize_activations(model)
+    if _sdpa_depends_on_threads(model.config):
+        model.set_attn_implementation("eager")
+    return Encoder(HookedModel(model, n_layers), n_layers, device)
 
 
 def _own_weights(model: Any, dtype: torch.dtype, computed: torch.dtype) -> None:

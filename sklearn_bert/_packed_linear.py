@@ -39,27 +39,39 @@ class PackedLinear(nn.Module):
     ----------
     linear : nn.Linear
         Layer to copy; it is left as it is.
+    activation : {"none", "gelu"}, default="none"
+        What is done to the result in the same pass over memory; "gelu" is the exact one.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, activation: str = "none") -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
+        self.activation = activation
         self.bias = None if linear.bias is None else linear.bias.detach()
         # plain attributes, not buffers: a packed tensor cannot be moved or cast
         self.packed_weight = torch.ops.mkldnn._reorder_linear_weight(
             linear.weight.detach(), _ROWS_HINT
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x @ weight.T + bias`` for `x` of shape ``(..., in_features)``."""
+    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """Return ``activation(x @ weight.T + bias) + add``.
+
+        `x` is of shape ``(..., in_features)``, `add` of that of the result. Only one of the two,
+        `add` and an activation, can be had.
+        """
         if x.numel() == x.shape[-1]:
             # one single row takes another kernel, with other bits, when in_features is large
-            return self._rows(x.expand(2, *x.shape).contiguous())[0]
-        return self._rows(x)
+            two = None if add is None else add.expand(2, *add.shape).contiguous()
+            return self._rows(x.expand(2, *x.shape).contiguous(), two)[0]
+        return self._rows(x, add)
 
-    def _rows(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed_weight, self.bias, "none", [], "")
+    def _rows(self, x: Tensor, add: Tensor | None) -> Tensor:
+        linear = torch.ops.mkldnn._linear_pointwise
+        if add is not None:
+            return linear.binary(x, add, self.packed_weight, self.bias, "add")
+        # "none" names the way GELU is computed: without approximation
+        return linear(x, self.packed_weight, self.bias, self.activation, [], "none")
 
 
 class PaddedLinear(nn.Module):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from ._batching import chunks, equal_length_batches
+from ._batching import chunks, plan_batches
 from ._cache import FeatureCache, open_store
 from ._pooling import Pooling, Reading, pooling_identity, resolve_poolings
 from ._store import NOT_FOUND, NoStore, Shelf, Store
@@ -196,11 +196,7 @@ class _Job:
         texts = [self.texts[row] for row in rows]
         encodings = tokenize(get_tokenizer(self.reference), texts, self.wanted.max_length)
         self.n_tokens[rows] = encodings.n_tokens
-        batches = list(equal_length_batches(encodings.lengths, self.budget))
-        pending = [
-            np.concatenate(batches[start : start + _CLAIMED_BATCHES])
-            for start in range(0, len(batches), _CLAIMED_BATCHES)
-        ]
+        pending = list(plan_batches(encodings.lengths, _CLAIMED_BATCHES * self.budget, math.inf))
         last_progress = time.monotonic()
         while pending:
             n_before = sum(map(len, pending))
@@ -251,11 +247,10 @@ class _Job:
         encoder = get_encoder(self.reference, self.device, self.wanted.dtype)
         done: list[NDArray[np.intp]] = []
         kept: list[list[NDArray[np.float32]]] = [[] for _ in self.readings]
-        for batch in equal_length_batches([encodings.lengths[p] for p in positions], self.budget):
-            ids = encodings.batch(positions[batch])
-            counts_all = self.wanted.special_tokens == "include"
-            counted = slice(None) if counts_all else encodings.counted(ids.shape[1])
-            blocks = encoder.pooled_states(ids, counted, self.readings)
+        lengths = [encodings.lengths[position] for position in positions]
+        for batch in plan_batches(lengths, self.budget, encoder.spread):
+            groups = encodings.groups(positions[batch], self.wanted.special_tokens)
+            blocks = encoder.pooled_states(groups, self.readings)
             done.append(rows[positions[batch]])
             self._take(done[-1], blocks)
             if self.namespace:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ _NOT_IN_TEXTS = "\ufdd0\ufdd1\ufdd2\ufdd3"
 __all__ = [
     "Encodings",
     "SpecialTokens",
+    "TextGroup",
     "TextTokenizer",
     "find_special_tokens",
     "stateless_tokenizer",
@@ -63,6 +65,29 @@ class TextTokenizer:
 
 
 @dataclass(frozen=True)
+class TextGroup:
+    """Token ids of texts of one length, whose counted tokens stand at the same positions.
+
+    Attributes
+    ----------
+    ids : ndarray of shape (n_texts, n_tokens)
+        Token ids, int64.
+    counted : slice
+        Positions of the tokens that count.
+    types : ndarray of shape (n_texts, n_tokens) or None
+        Token types, int64; None if all are 0.
+    """
+
+    ids: NDArray[np.int64]
+    counted: slice
+    types: NDArray[np.int64] | None = None
+
+    def __getitem__(self, texts: slice) -> TextGroup:
+        types = None if self.types is None else self.types[texts]
+        return TextGroup(self.ids[texts], self.counted, types)
+
+
+@dataclass(frozen=True)
 class Encodings:
     """Token ids of some texts.
 
@@ -85,14 +110,25 @@ class Encodings:
         """Number of tokens of each text after cutting."""
         return [len(ids) for ids in self.ids]
 
-    def batch(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Ids of texts of equal length, of shape ``(n_rows, n_tokens)``."""
-        return np.array([self.ids[row] for row in rows], dtype=np.int64)
+    def groups(self, rows: NDArray[np.intp], special_tokens: str) -> list[TextGroup]:
+        """Return the ids of some texts, grouped by length.
 
-    def counted(self, n_tokens: int) -> slice:
-        """Positions of the tokens that are not special, in a text of `n_tokens` tokens."""
-        prefix, suffix = len(self.special_tokens.prefix), len(self.special_tokens.suffix)
-        return slice(prefix, n_tokens - suffix)
+        Parameters
+        ----------
+        rows : ndarray of shape (n_rows,)
+            Which texts; those of equal length stand together.
+        special_tokens : {"include", "exclude"}
+            Whether special tokens count.
+        """
+        groups = []
+        for n_tokens, some in groupby(rows, key=lambda row: len(self.ids[row])):
+            counted = slice(0, n_tokens)
+            if special_tokens == "exclude":
+                prefix, suffix = len(self.special_tokens.prefix), len(self.special_tokens.suffix)
+                counted = slice(prefix, n_tokens - suffix)
+            ids = np.array([self.ids[row] for row in some], dtype=np.int64)
+            groups.append(TextGroup(ids, counted))
+        return groups
 
 
 def stateless_tokenizer(original: Tokenizer) -> Tokenizer:

@@ -29,10 +29,10 @@ def _install():
             return
         pooled_states, load_weights = Encoder.pooled_states, _models._load_weights
 
-        def counted_states(self, ids, *args):
-            for row in ids:
+        def counted_states(self, groups, *args):
+            for row in (row for group in groups for row in group.ids):
                 _write(f"text {hashlib.sha256(row.tobytes()).hexdigest()} {len(row)}")
-            return pooled_states(self, ids, *args)
+            return pooled_states(self, groups, *args)
 
         def counted_load(folder):
             _write("load")

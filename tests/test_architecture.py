@@ -22,6 +22,7 @@ STOREYS = {
     "_process_lock.py": 0,
     "_store.py": 0,
     "_model_files.py": 1,
+    "_fast_bert.py": 1,
     "_forward.py": 1,
     "_memory_store.py": 1,
     "_disk_store.py": 1,
@@ -38,7 +39,7 @@ STOREYS = {
     "datasets/__init__.py": 8,
     "__init__.py": 9,
 }
-USE_TORCH = {"_forward.py", "_models.py", "_packed_linear.py", "testing.py"}
+USE_TORCH = {"_fast_bert.py", "_forward.py", "_models.py", "_packed_linear.py", "testing.py"}
 
 
 def tree(file):

@@ -541,7 +541,7 @@ class TestMemory:
 
         folder = FAMILIES["modernbert"](tmp_path / "modernbert")
         BertLayerFeaturizer(folder, dtype="bfloat16").fit_transform(["good"])
-        model = next(reversed(_models._encoders.values())).model
+        model = next(reversed(_models._encoders.values())).runner.model
         buffers = dict(model.named_buffers())
         assert any("inv_freq" in name for name in buffers)
         assert all(b.dtype != torch.bfloat16 for b in buffers.values())
@@ -558,14 +558,14 @@ class TestMemory:
                 sum(
                     1
                     for thing in gc.get_objects()
-                    if type(thing) is torch.Tensor and thing.shape == (1, 12, 32)
+                    if type(thing) is torch.Tensor and thing.shape == (12, 32)
                 )
             )
 
         featurizer = BertLayerFeaturizer(folder, layers="all", batch_tokens=1).fit(TEXTS)
         featurizer.transform(TEXTS)
         encoder = next(reversed(_models._encoders.values()))
-        handles = [layer.register_forward_hook(count) for layer in encoder.model.encoder.layer]
+        handles = [layer.register_forward_hook(count) for layer in encoder.runner.blocks]
         featurizer.transform([" ".join(["good"] * 10)])
         for handle in handles:
             handle.remove()
@@ -596,11 +596,12 @@ class TestOutOfMemory:
         original = Encoder._pooled_states
         sizes = []
 
-        def limited(self, ids, *args):
-            if ids.size > 40:
+        def limited(self, groups, *args):
+            n_tokens = sum(group.ids.size for group in groups)
+            if n_tokens > 40:
                 raise torch.OutOfMemoryError("out of memory (simulated)")
-            sizes.append(ids.size)
-            return original(self, ids, *args)
+            sizes.append(n_tokens)
+            return original(self, groups, *args)
 
         monkeypatch.setattr(Encoder, "_pooled_states", limited)
         return sizes

@@ -390,10 +390,15 @@ def assert_close_in_direction(actual, expected, hidden_size):
 
 # Names of the modules that are blocks, in the families' own words.
 BLOCK = re.compile(
-    r"(encoder|transformer)\.layer\.\d+"
+    r"blocks\.\d+"
+    r"|(encoder|transformer)\.layer\.\d+"
     r"|layers\.\d+"
     r"|encoder\.albert_layer_groups\.\d+\.albert_layers\.\d+"
 )
+
+
+def modules_of(encoder):
+    return getattr(encoder.runner, "model", encoder.runner)
 
 
 @pytest.fixture
@@ -404,7 +409,7 @@ def blocks_run(monkeypatch):
         encoder = _models.get_encoder(est._reference(), torch.device("cpu"), est.dtype)
         ran = []
         with monkeypatch.context() as patch:
-            for name, module in encoder.model.named_modules():
+            for name, module in modules_of(encoder).named_modules():
                 if BLOCK.fullmatch(name):
                     patch.setattr(module, "forward", _counted(module.forward, ran))
             est.transform(texts)
@@ -435,8 +440,8 @@ class TestEarlyStop:
     def test_every_batch_stops(self, folder_of, blocks_run):
         """Each batch stops early, not only the first, and later calls can go deeper again."""
         texts = random_texts([2, 2, 5, 5, 9])
-        low = featurizer(folder_of("bert"), layers=1).fit(texts)
-        full = featurizer(folder_of("bert")).fit(texts)
+        low = featurizer(folder_of("bert"), layers=1, batch_tokens=14).fit(texts)
+        full = featurizer(folder_of("bert"), batch_tokens=14).fit(texts)
         assert [blocks_run(est, texts) for est in (low, full, low)] == [3, 9, 3]
 
     def test_minilm(self, minilm, blocks_run):

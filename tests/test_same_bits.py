@@ -179,7 +179,7 @@ class TestWithoutPackedLinears:
         texts = FEW if model == "minilm" else MANY
         assert_same_bits(est, texts, threads, n_threads=(1, 2, 3))
         encoder = _models.get_encoder(est._reference(), torch.device("cpu"), dtype)
-        kinds = {type(module) for module in encoder.model.modules()}
+        kinds = {type(module) for module in encoder.runner.model.modules()}
         assert _packed_linear.PaddedLinear in kinds
         assert _packed_linear.PackedLinear not in kinds
 

@@ -1,0 +1,295 @@
+"""BERT and its closest relatives on a CPU, computed on rows of tokens.
+
+All that a block does except attention treats each token by itself. So the tokens of texts of any
+lengths are the rows of one matrix, without padding; only attention goes through the texts, length
+by length. A block is four matrix products on packed weights (queries, keys and values are one;
+GELU and the residual sums happen in the same pass over memory), an attention and two norms. Each
+keeps "same text, same bits": what computes a row depends on its text's length and on the
+precision, never on the other rows.
+
+What a model's parts are called is all that differs between these families: see ``_LAYOUTS``.
+A model of another make runs in transformers' own code (``_forward``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+from ._packed_linear import PackedLinear, packing_works
+from ._tokenization import TextGroup
+
+__all__ = ["Block", "Embeddings", "FastBert", "fast_bert"]
+
+# Lengths from which torch's scaled_dot_product_attention is faster than three products of whole
+# matrices, by precision. Its code for a CPU is good at long float32 sequences only.
+_LONG = {torch.float32: 80, torch.bfloat16: math.inf}
+
+
+class FastBert(nn.Module):
+    """A BERT-like encoder for inference on a CPU.
+
+    Parameters
+    ----------
+    embeddings : Embeddings
+        Token ids to the first layer.
+    blocks : sequence of Block
+        The transformer.
+    pooler : nn.Linear or None
+        Dense layer of the pooler.
+    """
+
+    spread = math.inf  # texts of any lengths may share a batch
+    one_at_a_time = False
+
+    def __init__(
+        self, embeddings: Embeddings, blocks: Sequence[Block], pooler: nn.Linear | None
+    ) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.blocks = nn.ModuleList(blocks)
+        self.pooler = None if pooler is None else PackedLinear(pooler)
+
+    def run(self, groups: Sequence[TextGroup], highest: int, on_layer: Callable[..., None]) -> None:
+        """Compute the layers up to `highest`, and hand each to `on_layer` (see ``Runner``)."""
+        shapes = [group.ids.shape for group in groups]
+        rows = self.embeddings(groups)
+        on_layer(0, _by_group(rows, shapes), None)
+        for layer, block in enumerate(self.blocks[:highest], start=1):
+            rows = block(rows, shapes)
+            states = _by_group(rows, shapes)
+            output = None
+            if layer == len(self.blocks) and self.pooler is not None:
+                output = partial(_pool, states, self.pooler)
+            on_layer(layer, states, output)
+
+
+class Embeddings(nn.Module):
+    """Sum of word, token type and position embeddings, normed (and projected, in ELECTRA).
+
+    Parameters
+    ----------
+    original : nn.Module
+        Embeddings of transformers.
+    projection : nn.Linear or None
+        From the size of an embedding to that of a state.
+    """
+
+    def __init__(self, original: Any, projection: nn.Linear | None) -> None:
+        super().__init__()
+        self.words = original.word_embeddings
+        self.types = getattr(original, "token_type_embeddings", None)
+        self.positions = original.position_embeddings
+        # RoBERTa and its relatives number positions from padding_idx + 1 on
+        padding = self.positions.padding_idx
+        self.first_position = 0 if padding is None else padding + 1
+        self.norm = original.LayerNorm
+        self.projection = None if projection is None else PackedLinear(projection)
+
+    def forward(self, groups: Sequence[TextGroup]) -> Tensor:
+        """Return the rows of all tokens, of shape ``(n_tokens, hidden_size)``."""
+        return torch.cat([self._embed(group) for group in groups])
+
+    def _embed(self, group: TextGroup) -> Tensor:
+        n_tokens = group.ids.shape[1]
+        rows = self.words(torch.from_numpy(group.ids))
+        if self.types is not None and group.types is not None:
+            rows = rows + self.types(torch.from_numpy(group.types))
+        elif self.types is not None:
+            rows = rows + self.types.weight[0]
+        rows = rows + self.positions.weight[self.first_position : self.first_position + n_tokens]
+        rows = self.norm(rows.flatten(0, 1))
+        return rows if self.projection is None else self.projection(rows)
+
+
+class Block(nn.Module):
+    """One transformer block with norms after its residual sums.
+
+    Parameters
+    ----------
+    query, key, value, attention_output, intermediate, output : nn.Linear
+        Its linear layers.
+    attention_norm, output_norm : nn.LayerNorm
+        Its norms.
+    n_heads : int
+        Number of attention heads.
+    """
+
+    def __init__(
+        self,
+        *,
+        query: nn.Linear,
+        key: nn.Linear,
+        value: nn.Linear,
+        attention_output: nn.Linear,
+        attention_norm: nn.LayerNorm,
+        intermediate: nn.Linear,
+        output: nn.Linear,
+        output_norm: nn.LayerNorm,
+        n_heads: int,
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.query_key_value = PackedLinear(_side_by_side(query, key, value))
+        self.attention_output = PackedLinear(attention_output)
+        self.attention_norm = attention_norm
+        self.intermediate = PackedLinear(intermediate, activation="gelu")
+        self.output = PackedLinear(output)
+        self.output_norm = output_norm
+
+    def forward(self, rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        """Compute the next layer of `rows`, which are texts of ``(n_texts, n_tokens)`` each."""
+        attended = _attend(self.query_key_value(rows), shapes, self.n_heads)
+        rows = self.attention_norm(self.attention_output(attended, add=rows))
+        return self.output_norm(self.output(self.intermediate(rows), add=rows))
+
+
+def _side_by_side(*linears: nn.Linear) -> nn.Linear:
+    """Return one layer whose output is that of several, concatenated."""
+    n_out = sum(linear.out_features for linear in linears)
+    joined = nn.Linear(linears[0].in_features, n_out, device="meta")
+    joined.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), False)
+    joined.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), False)
+    return joined
+
+
+def _pool(states: Sequence[Tensor], dense: nn.Module) -> Tensor:
+    """Return the pooler output of all texts: of their first tokens, dense and tanh."""
+    return torch.tanh(dense(torch.cat([group[:, 0] for group in states])))
+
+
+def _by_group(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """View rows of tokens as one tensor of shape ``(n_texts, n_tokens, size)`` per group."""
+    parts = rows.split([n_texts * n_tokens for n_texts, n_tokens in shapes])
+    return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Tensor:
+    """Let the tokens of each text attend to each other.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (n_tokens, 3 * hidden_size)
+        Queries, keys and values of each token.
+    shapes : sequence of (n_texts, n_tokens)
+        Of the groups that the rows are made of.
+    n_heads : int
+        Number of heads.
+
+    Returns
+    -------
+    Tensor of shape (n_tokens, hidden_size)
+        Weighted sums of values.
+    """
+    attended = []
+    for group in _by_group(rows, shapes):
+        n_texts, n_tokens, size = group.shape
+        heads = group.view(n_texts, n_tokens, 3, n_heads, size // (3 * n_heads))
+        attention = _flash if n_tokens >= _LONG[rows.dtype] else _matrix_products
+        attended.append(attention(heads).view(n_texts * n_tokens, -1))
+    return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+
+def _flash(heads: Tensor) -> Tensor:
+    """Attention in tiles, for long texts."""
+    query, key, value = heads.permute(2, 0, 3, 1, 4)
+    return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+def _matrix_products(heads: Tensor) -> Tensor:
+    """Attention as softmax(Q K^T / sqrt(d)) V of whole matrices, for short texts.
+
+    The operands are contiguous: products of strided ones give other bits to a text alone.
+    """
+    n_texts, n_tokens, _, n_heads, size = heads.shape
+    query, key, value = heads.permute(2, 0, 3, 1, 4).reshape(3, -1, n_tokens, size)
+    unused = heads.new_empty(())
+    scale = 1 / math.sqrt(size)
+    if n_tokens * heads.element_size() < _register_bytes():
+        # softmax along rows that do not fill a register is slow, so it is taken along columns
+        scores = torch.baddbmm(unused, key, query.transpose(1, 2), beta=0, alpha=scale)
+        weights = scores.softmax(dim=1).transpose(1, 2)
+    else:
+        scores = torch.baddbmm(unused, query, key.transpose(1, 2), beta=0, alpha=scale)
+        weights = scores.softmax(dim=2)
+    attended = torch.bmm(weights, value).view(n_texts, n_heads, n_tokens, size)
+    return attended.transpose(1, 2).flatten(2)
+
+
+def _register_bytes() -> int:
+    """Size of the registers that torch's elementwise code uses here."""
+    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+
+
+# Where the parts of a block are, by the type of the model.
+_BERT = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+_DISTILBERT = {
+    "query": "attention.q_lin",
+    "key": "attention.k_lin",
+    "value": "attention.v_lin",
+    "attention_output": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "intermediate": "ffn.lin1",
+    "output": "ffn.lin2",
+    "output_norm": "output_layer_norm",
+}
+_LAYOUTS = {
+    "bert": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
+    "camembert": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
+    "distilbert": ("transformer.layer", _DISTILBERT, "ffn.activation"),
+    "electra": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
+    "roberta": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
+    "xlm-roberta": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
+}
+
+
+def fast_bert(model: Any, dtype: torch.dtype) -> FastBert | None:
+    """Build a fast copy of a model of transformers.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        On the CPU, in `dtype`.
+    dtype : torch.dtype
+        Type of its weights.
+
+    Returns
+    -------
+    FastBert or None
+        None if the model is of another make, or this machine lacks the kernels.
+    """
+    config = model.config
+    if config.model_type not in _LAYOUTS or not packing_works(dtype):
+        return None
+    where, names, activation = _LAYOUTS[config.model_type]
+    blocks = list(attrgetter(where)(model))
+    n_heads, hidden_size = config.num_attention_heads, config.hidden_size
+    # other shapes of heads were seen to give other bits to a text alone
+    keeps_bits = n_heads > 1 and hidden_size % (16 * n_heads) == 0
+    if not keeps_bits or type(attrgetter(activation)(blocks[0])) is not GELUActivation:
+        return None
+    pooler = getattr(model, "pooler", None)
+    return FastBert(
+        Embeddings(model.embeddings, getattr(model, "embeddings_project", None)),
+        [
+            Block(**{part: attrgetter(name)(b) for part, name in names.items()}, n_heads=n_heads)
+            for b in blocks
+        ],
+        None if pooler is None else pooler.dense,
+    )
