@@ -14,13 +14,26 @@ def python_blocks(page):
     return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [ROOT / "docs" / "production.md"], ids=lambda page: page.name)
+PAGES_THAT_RUN = [ROOT / "docs" / name for name in ("production.md", "what-bert-returns.md")]
+
+
+@pytest.mark.parametrize("page", PAGES_THAT_RUN, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "page"}
     with warnings.catch_warnings():
         for number, block in enumerate(python_blocks(page)):
             exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+
+
+def test_measured_figures_in_a_table_are_those_that_the_code_of_the_page_checks():
+    page = ROOT / "docs" / "what-bert-returns.md"
+    code = "\n".join(python_blocks(page))
+    rows = "\n".join(re.findall(r"^\|.*\|$", page.read_text("utf-8"), flags=re.MULTILINE))
+    figures = set(re.findall(r"\b\d+\.\d+\b", rows))
+    figures |= {f"0.{percent:0>2}" for percent in re.findall(r"\b(\d+) %", rows)}
+    assert len(figures) > 10
+    assert not {figure for figure in figures if figure not in code}
 
 
 def test_the_first_code_of_the_readme_runs(minilm):
