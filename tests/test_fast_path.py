@@ -1,0 +1,205 @@
+"""What makes it fast, in numbers of passes, blocks and tokens; and that it stays right."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, TEXTS, random_texts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sklearn_bert import BertLayerFeaturizer, _fast_bert, _models
+from sklearn_bert._batching import plan_batches
+from sklearn_bert._fast_bert import FastBert
+from sklearn_bert._forward import Encoder, HookedModel
+
+FAST = ["bert", "distilbert", "electra", "roberta", "xlm-roberta"]
+MIXED = random_texts(range(1, 41))  # every number of words from 1 to 40 once
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """Nothing loaded, and what a test loads is forgotten after it."""
+    for name in ("_encoders", "_tokenizers", "_facts"):
+        monkeypatch.setattr(_models, name, type(getattr(_models, name))())
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Shapes of the groups of each pass through a model."""
+    seen = []
+    original = Encoder._pooled_states
+
+    def note(self, groups, *args):
+        seen.append([group.ids.shape for group in groups])
+        return original(self, groups, *args)
+
+    monkeypatch.setattr(Encoder, "_pooled_states", note)
+    return seen
+
+
+def encoder_of(est):
+    return _models.get_encoder(est._reference(), CPU, est.dtype)
+
+
+def fitted(folder, **settings):
+    return BertLayerFeaturizer(folder, device="cpu", layers="all", **settings).fit(TEXTS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAST)
+def test_these_families_run_in_our_own_code(tmp_path, family, dtype):
+    """A change of names in transformers would silently cost them their speed."""
+    if not _models.packing_works(getattr(torch, dtype)):
+        pytest.skip("no packed weights of this type on this machine")
+    est = fitted(FAMILIES[family](tmp_path / family), dtype=dtype)
+    assert isinstance(encoder_of(est).runner, FastBert)
+
+
+def test_a_model_of_the_same_make_but_another_shape_does_not(tmp_path):
+    """Heads of 8 and other activations were seen to give other bits; they run elsewhere."""
+    from families import VARIANTS
+
+    for name in ("heads-of-8", "gelu_new", "one-head"):
+        est = fitted(VARIANTS[name](tmp_path / name))
+        assert isinstance(encoder_of(est).runner, HookedModel)
+
+
+@pytest.mark.parametrize("family", FAST)
+def test_our_own_code_agrees_with_that_of_transformers(tmp_path, family, unloaded, monkeypatch):
+    """Both ways through the same weights, for every length and layer."""
+    folder = FAMILIES[family](tmp_path / family)
+    fast = fitted(folder, pooling=["mean", "max", "last"]).transform(MIXED)
+    monkeypatch.setattr(_models, "fast_bert", lambda model, dtype: None)
+    _models.unload_models()
+    slow = fitted(folder, pooling=["mean", "max", "last"])
+    np.testing.assert_allclose(slow.transform(MIXED), fast, atol=2e-5, rtol=1e-5)
+    assert isinstance(encoder_of(slow).runner, HookedModel)
+
+
+def test_texts_of_forty_lengths_are_one_pass(tiny, passes):
+    """Equal-length batches would be forty passes of one text each."""
+    est = fitted(tiny, batch_tokens=10**6)
+    est.transform(MIXED)
+    assert len(passes) == 1
+    assert sorted(passes[0]) == [(1, n) for n in range(3, 43)]
+
+
+def test_no_token_is_computed_that_is_not_in_a_text(tiny, passes):
+    est = fitted(tiny)
+    est.transform(MIXED)
+    n_tokens = sum(n_texts * length for groups in passes for n_texts, length in groups)
+    assert n_tokens == sum(range(3, 43))
+
+
+def test_all_layers_and_poolings_are_read_in_the_same_passes(tiny, passes):
+    BertLayerFeaturizer(tiny, layers=-1).fit_transform(MIXED)
+    one = list(passes)
+    passes.clear()
+    BertLayerFeaturizer(tiny, layers="all", pooling=["mean", "max", "last"]).fit_transform(MIXED)
+    assert passes == one
+
+
+class TestPadding:
+    """Batches as an accelerator gets them, run on the CPU."""
+
+    @pytest.fixture
+    def padded(self, unloaded, monkeypatch):
+        monkeypatch.setattr(_models, "fast_bert", lambda model, dtype: None)
+        original = HookedModel.__init__
+
+        def with_padding(self, *args):
+            original(self, *args)
+            self.spread = 0.1
+
+        monkeypatch.setattr(HookedModel, "__init__", with_padding)
+
+    @pytest.fixture
+    def inputs(self, monkeypatch):
+        seen = []
+        original = HookedModel._inputs
+
+        def note(self, groups):
+            seen.append(original(self, groups))
+            return seen[-1]
+
+        monkeypatch.setattr(HookedModel, "_inputs", note)
+        return seen
+
+    @pytest.mark.parametrize(
+        "family", ["bert", "roberta", "distilbert", "mpnet", "albert", "deberta-v3", "modernbert"]
+    )
+    @pytest.mark.parametrize("special_tokens", ["include", "exclude"])
+    def test_padded_batches_are_right(
+        self, tmp_path, family, special_tokens, padded, inputs, monkeypatch
+    ):
+        poolings = ["mean", "max", "min", "mean_sqrt_len", "last"]
+        est = fitted(
+            FAMILIES[family](tmp_path / family),
+            pooling=poolings,
+            special_tokens=special_tokens,
+            batch_tokens=300,
+        )
+        got = est.transform(MIXED)
+        assert any("attention_mask" in names for names in inputs)
+        one_by_one = np.concatenate([est.transform([text]) for text in MIXED])
+        np.testing.assert_allclose(got, one_by_one, atol=2e-5, rtol=1e-5)
+
+    def test_at_most_a_tenth_is_padding(self, tiny, padded, inputs):
+        fitted(tiny).transform(MIXED)
+        assert len(inputs) < 15  # forty lengths
+        for names in inputs:
+            n_padded = names["input_ids"].numel()
+            mask = names.get("attention_mask", torch.ones(names["input_ids"].shape))
+            assert n_padded <= 1.1 * int(mask.sum())
+
+
+@given(
+    st.lists(st.integers(1, 30), max_size=60),
+    st.integers(1, 100),
+    st.sampled_from([0.0, 0.1, 0.5, math.inf]),
+)
+def test_batches_hold_every_text_once_within_their_limits(lengths, budget, spread):
+    batches = list(plan_batches(lengths, budget, spread))
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths))) if lengths else not batches
+    order = [lengths[i] for batch in batches for i in batch]
+    assert order == sorted(order, reverse=True)
+    for batch in batches:
+        true, longest = sum(lengths[i] for i in batch), lengths[batch[0]]
+        padded = longest * len(batch)
+        if math.isinf(spread):
+            assert true <= budget or len(batch) == 1
+        else:
+            assert padded <= budget or len(batch) == 1
+            assert padded <= (1 + spread) * true + 1e-9
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=60), st.integers(30, 100))
+def test_no_two_batches_of_mixed_lengths_would_fit_into_one(lengths, budget):
+    batches = list(plan_batches(lengths, budget, math.inf))
+    sizes = [sum(lengths[i] for i in batch) for batch in batches]
+    assert all(a + lengths[b[0]] > budget for a, b in zip(sizes, batches[1:], strict=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", [_fast_bert._flash, _fast_bert._matrix_products])
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 79, 80, 130])
+def test_attention_is_what_its_formula_says(attention, n_tokens, dtype):
+    generator = torch.Generator().manual_seed(n_tokens)
+    heads = torch.randn(3, n_tokens, 3, 2, 16, generator=generator).to(dtype)
+    query, key, value = heads.double().permute(2, 0, 3, 1, 4)
+    weights = torch.softmax(query @ key.transpose(-1, -2) / 4, dim=-1)
+    expected = (weights @ value).transpose(1, 2).flatten(2)
+    tolerance = 2e-6 if dtype == torch.float32 else 4e-2
+    assert (attention(heads).double() - expected).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("score", [90.0, 300.0])
+def test_attention_to_very_large_scores_is_finite(score):
+    """exp(90) is infinite in float32; softmax must subtract the largest score first."""
+    heads = torch.ones(1, 5, 3, 2, 16)
+    heads[:, 2:, 1] = score
+    for attention in (_fast_bert._flash, _fast_bert._matrix_products):
+        assert torch.isfinite(attention(heads)).all()
