@@ -1,7 +1,9 @@
 """Which models are taken, which are refused and in what words, and what stays in memory."""
 
+import hashlib
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -357,6 +359,40 @@ class TestIdentity:
         with pytest.raises(FingerprintMismatchError, match="Fit again"):
             featurizer.transform(TEXTS)
         assert featurizer.fit(TEXTS).transform(TEXTS).shape == (4, 32)
+
+    def test_a_refusal_names_both_fingerprints(self, copy, tiny, empty_registry):
+        featurizer = BertLayerFeaturizer(copy).fit(TEXTS)
+        rewrite_weights(copy, lambda w: {k: v + 1 for k, v in w.items()})
+        fitted = featurizer.model_fingerprint_[:12]
+        found = BertLayerFeaturizer(copy).fit(TEXTS).model_fingerprint_[:12]
+        both = f"fingerprint is {found}, not {fitted}"
+        with pytest.raises(FingerprintMismatchError, match=rf"{both}\. Fit again, or set model="):
+            featurizer.transform(TEXTS)
+        featurizer.set_params(model=str(copy) + os.sep)
+        with pytest.raises(FingerprintMismatchError, match=rf"{both}\. Set model .*call fit again"):
+            featurizer.transform(TEXTS)
+
+    def test_the_first_use_after_unpickling_compares(self, copy, empty_registry):
+        saved = pickle.dumps(BertLayerFeaturizer(copy).fit(TEXTS))
+        rewrite_weights(copy, lambda w: {k: v + 1 for k, v in w.items()})
+        loaded = pickle.loads(saved)  # looks at no file
+        with pytest.raises(FingerprintMismatchError):
+            loaded.transform(TEXTS)
+        make_bert(copy)
+        assert loaded.transform(TEXTS).shape == (4, 32)
+
+    def test_files_are_read_once_for_their_fingerprint(self, copy, monkeypatch):
+        digested = []
+        original = hashlib.file_digest
+        monkeypatch.setattr(
+            hashlib, "file_digest", lambda f, name: digested.append(f.name) or original(f, name)
+        )
+        for _ in range(3):
+            BertLayerFeaturizer(copy).fit(TEXTS).transform(TEXTS)
+        assert sorted(digested) == sorted(map(str, copy.iterdir()))
+        (copy / "config.json").touch()
+        BertLayerFeaturizer(copy).fit(TEXTS)
+        assert digested[4:] == [str(copy / "config.json")]
 
     def test_a_file_that_is_written_over_does_not_change_a_loaded_model(self, copy, empty_registry):
         """Weights were a view of the file: the loaded model changed with it."""
