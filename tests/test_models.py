@@ -591,6 +591,7 @@ class TestMemory:
         featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)
         expected = BertLayerFeaturizer(tiny, batch_tokens=2).fit_transform(TEXTS)
         _models._encoders.clear()
+        _models._tokenizers.clear()
         loads.clear()
         results, gate = [], threading.Barrier(8)
 
