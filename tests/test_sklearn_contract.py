@@ -439,6 +439,7 @@ def test_local_files_only_takes_effect_at_the_next_call(unloaded, tmp_path, monk
         return str(fetched)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.model_info", lambda name, revision: None)
     featurizer = BertLayerFeaturizer("some/model").fit(TEXTS)
     featurizer.set_params(local_files_only=True)
     with pytest.raises(ModelFilesError, match="local_files_only=True"):
