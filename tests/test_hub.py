@@ -2,12 +2,12 @@
 
 import json
 import os
-import pickle
 import socket
 import subprocess
 import sys
 import textwrap
 
+import joblib
 import numpy as np
 import pytest
 from hub_server import Hub
@@ -207,12 +207,12 @@ def test_a_pipeline_whose_commit_is_gone_fails_at_once(run, hub, folders, tmp_pa
     featurizer = BertLayerFeaturizer(folders[NEW]).fit(["good"])
     featurizer.model = featurizer._fitted_params["model"] = "owner/tiny"
     featurizer.model_path_, featurizer.revision_ = None, NEW
-    (tmp_path / "featurizer").write_bytes(pickle.dumps(featurizer))
+    joblib.dump(featurizer, tmp_path / "featurizer")
     hub.down = True
     (answer,) = run(
         f"""
-        import pickle
-        featurizer = pickle.load(open(r"{tmp_path}/featurizer", "rb"))
+        import joblib
+        featurizer = joblib.load(r"{tmp_path}/featurizer")
         try:
             featurizer.transform(["good"])
         except OSError as error:
