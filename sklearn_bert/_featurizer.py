@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["BertLayerFeaturizer"]
 
 # Raise it when the meaning of an attribute changes, and give __setstate__ a way to read the older
-# format. A new parameter or attribute needs neither, if its absence means its default.
+# format. A new parameter or attribute needs neither, if its absence means its default. Format 0,
+# before there was a number, is read as it is.
 _STATE_FORMAT = 1
 # Parameters that decide the features. Changed after fit, they raise until the next fit.
 _WHAT = (
@@ -330,10 +331,13 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         return np.array(names, dtype=object)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_state_format": _STATE_FORMAT}
+        state = {**super().__getstate__(), "_state_format": _STATE_FORMAT}
+        if type(self.device).__module__ == "torch":
+            state["device"] = str(self.device)  # so that reading it does not import torch
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        written = state.get("_state_format", _STATE_FORMAT)
+        written = state.get("_state_format", 0)
         if written > _STATE_FORMAT:
             raise ValueError(
                 f"this {type(self).__name__} was saved in format {written} by a newer version of "
@@ -453,8 +457,9 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
     def _check_same_model(self, identity: str) -> None:
         if identity != self.model_fingerprint_:
             raise FingerprintMismatchError(
-                f"model={self.model!r} was set after fit and is another model than the one fitted; "
-                "call fit again."
+                f"model={self.model!r} was set after fit and is another model than the one fitted: "
+                f"its fingerprint is {identity[:12]}, not {self.model_fingerprint_[:12]}. Set "
+                "model to a copy of the fitted one, or call fit again."
             )
 
     def _reference_to(self, name: str | PortableModel, revision: str | None) -> ModelReference:

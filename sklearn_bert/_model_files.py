@@ -258,17 +258,18 @@ def _in_cache(name: str, revision: str | None) -> ModelFolder | None:
 
 def _download(name: str, revision: str | None, offline: bool) -> ModelFolder:
     """Call the hub's client, in words of this library if it fails."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import model_info, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     where = f"model={name!r}" + (f", revision={revision!r}" if revision else "")
     try:
+        if not offline and revision is not None and _COMMIT.fullmatch(revision):
+            # for a branch the client asks once, for a commit it would try again for half a minute
+            model_info(name, revision=revision)
         path = snapshot_download(
             name,
             revision=revision,
@@ -285,7 +286,7 @@ def _download(name: str, revision: str | None, offline: bool) -> ModelFolder:
         ) from error
     except RevisionNotFoundError as error:
         raise ModelFilesError(f"{where}: the hub has no such branch, tag or commit.") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except Exception as error:  # the client raises whatever the library of its requests raises
         raise ModelFilesError(
             f"{where} is not a local folder, and the hub could not be reached to fetch it "
             f"({type(error).__name__}). Check the spelling and the network, or pass a folder."

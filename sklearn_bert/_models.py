@@ -10,10 +10,14 @@ The rule for other modules: ask for an encoder or a tokenizer where you use it, 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
+import json
+import math
 import os
 import platform
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -58,6 +62,12 @@ _KERNEL_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY
 MAX_LOADED_MODELS = 4
 # Tokenizers without a limit record about 1e30 here.
 _NO_LIMIT = 10**9
+# A description may ask for a pooler that is not in the files, and for weights that are tied, but
+# not for many times what is there.
+_SPARE_TENSORS = 100
+_SPARE_FACTOR = 2
+# transformers writes a name for each of them.
+_MOST_LABELS = 100_000
 
 
 @dataclass(frozen=True)
@@ -176,6 +186,7 @@ def _inspect(folder: ModelFolder, identity: str) -> ModelFacts:
     missing = _missing_weights(skeleton, shapes, folder)
     if any(not name.startswith("pooler.") for name in missing):
         # the names may only be spelled in a way that transformers knows how to read: ask it
+        _refuse_larger(skeleton, shapes, folder)
         missing = _load_weights(folder)[1]
     tokenizer = _remember_tokenizer(folder, identity)
     n_embeddings = getattr(skeleton.get_input_embeddings(), "num_embeddings", None)
@@ -221,6 +232,7 @@ def get_encoder(reference: ModelReference, device: torch.device, dtype: str) -> 
                 encoder = _load_encoder(folder, device, getattr(torch, dtype))
                 reference.check(folder)  # nobody wrote to the files while they were read
             _encoders[key] = encoder
+            _trim_heap()  # of the weights as they were read
         _encoders.move_to_end(key)
         return _encoders[key]
 
@@ -261,9 +273,18 @@ def unload_models() -> None:
         _encoders.clear()
         _tokenizers.clear()
     gc.collect()
+    _trim_heap()
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         free_memory(accelerator)
+
+
+def _trim_heap() -> None:
+    """Have the C library give what was freed back to the system, where it keeps it (glibc)."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _after_fork_in_child() -> None:
@@ -354,16 +375,21 @@ def _is_available(device: torch.device) -> bool:
 
 def _load_config(folder: ModelFolder) -> Any:
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            folder.path, local_files_only=True, trust_remote_code=False
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnsupportedModelError(
-            f"the config.json in {folder.path} does not describe a model that transformers "
-            f"{transformers.__version__} has code for; code from a model folder is never run."
-        ) from error
+        _refuse_many_labels(folder)
+        with _quiet_transformers():
+            config = transformers.AutoConfig.from_pretrained(
+                folder.path, local_files_only=True, trust_remote_code=False
+            )
+    except UnsupportedModelError:
+        raise
     except OSError as error:
         raise ModelFilesError(f"the config.json in {folder.path} cannot be read.") from error
+    except Exception as error:  # transformers raises whatever its parts raise
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} does not describe a model that transformers "
+            f"{transformers.__version__} has code for ({error}); code from a model folder is never "
+            "run."
+        ) from error
     _refuse_foreign_code(config, folder)
     if config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or (
         getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False)
@@ -375,6 +401,16 @@ def _load_config(folder: ModelFolder) -> Any:
             "XLM-R, ...)."
         )
     return config
+
+
+def _refuse_many_labels(folder: ModelFolder) -> None:
+    with open(os.path.join(folder.path, "config.json"), encoding="utf-8") as file:
+        n_labels = json.load(file).get("num_labels")
+    if isinstance(n_labels, int) and n_labels > _MOST_LABELS:
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} says {n_labels} labels; more than {_MOST_LABELS} "
+            "are not read. Remove that entry: features need none."
+        )
 
 
 def _refuse_foreign_code(config: Any, folder: ModelFolder) -> None:
@@ -404,12 +440,39 @@ def _skeleton(config: Any, folder: ModelFolder, n_tensors: int) -> Any:
             f"{n_tensors} tensors in the weights."
         )
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]), _quiet_transformers():
+        with (
+            torch.device("meta"),
+            torch.random.fork_rng(devices=[]),
+            _quiet_transformers(),
+            _at_most_parameters(_SPARE_FACTOR * n_tensors + _SPARE_TENSORS),
+        ):
             return transformers.AutoModel.from_config(config)
     except Exception as error:  # transformers raises whatever its parts raise
         raise UnsupportedModelError(
             f"the config.json in {folder.path} does not describe a possible model: {error}"
         ) from error
+
+
+@contextmanager
+def _at_most_parameters(most: int) -> Iterator[None]:
+    """Stop this thread from building modules with more than `most` parameters.
+
+    A configuration has many ways to ask for thousands of parts; this counts what comes of them.
+    """
+    thread, n_registered = threading.get_ident(), 0
+
+    def count(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+        nonlocal n_registered
+        if threading.get_ident() == thread:
+            n_registered += 1
+            if n_registered > most:
+                raise ValueError(f"it has more than {most} parameters, far more than the weights.")
+
+    handle = torch.nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _missing_weights(
@@ -429,6 +492,17 @@ def _missing_weights(
                 f"the weights have {spelled[name]}; the two do not belong together."
             )
     return expected.keys() - spelled.keys()
+
+
+def _refuse_larger(skeleton: Any, found: dict[str, tuple[int, ...]], folder: ModelFolder) -> None:
+    """Refuse a model much larger than its weights, before memory for it is taken."""
+    n_asked = sum(tensor.numel() for tensor in skeleton.parameters())
+    n_found = sum(math.prod(shape) for shape in found.values())
+    if n_asked > _SPARE_FACTOR * n_found:
+        raise UnsupportedModelError(
+            f"the config.json in {folder.path} asks for {n_asked} numbers, but the weights have "
+            f"only {n_found}; the two do not belong together."
+        )
 
 
 def _position_limit(skeleton: Any) -> int:

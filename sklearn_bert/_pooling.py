@@ -71,6 +71,13 @@ class Pooling:
             return pooling_named, (self.name,)
         return Pooling, (self.name, self.reduce, self.reads)
 
+    def __getstate__(self) -> dict[str, object]:
+        # skops asks for the state instead
+        return {"name": self.name} if POOLINGS.get(self.name) == self else dict(vars(self))
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(vars(POOLINGS[str(state["name"])]) if len(state) == 1 else state)
+
 
 @dataclass(frozen=True)
 class Reading:

@@ -6,10 +6,12 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from families import FAMILIES
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sklearn_bert import BertLayerFeaturizer
+from sklearn_bert._tokenization import tokenize
 from sklearn_bert.exceptions import TruncationWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn_bert.exceptions.TruncationWarning")
@@ -55,6 +57,59 @@ def test_neighbours_do_not_matter(featurizer, texts):
     assert np.isfinite(together).all()
     alone = np.concatenate([featurizer.transform([text]) for text in texts])
     assert np.array_equal(together, alone)
+
+
+ANY_TEXT = st.text(st.characters(), max_size=12)
+TYPED = st.sampled_from("[CLS] [SEP] [PAD] [MASK] <s> </s> <pad> <mask> good ##film".split())
+
+
+@given(
+    texts=st.lists(ANY_TEXT, min_size=1, max_size=10),
+    repeated=st.integers(1, 2),
+    seed=st.randoms(use_true_random=False),
+    batch_tokens=st.integers(1, 200),
+    max_length=st.integers(3, 20),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_order_duplicates_and_batches_do_not_matter(
+    tiny, texts, repeated, seed, batch_tokens, max_length
+):
+    params = {"special_tokens": "exclude", "max_length": max_length, "layers": [0, 2]}
+    expected = BertLayerFeaturizer(tiny, **params).fit_transform(texts)
+    assert np.isfinite(expected).all()
+    order = list(range(len(texts))) * repeated
+    seed.shuffle(order)
+    got = BertLayerFeaturizer(tiny, batch_tokens=batch_tokens, **params).fit_transform(
+        [texts[row] for row in order]
+    )
+    assert np.array_equal(got, expected[order])
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """Of each kind that there is: WordPiece, byte-level BPE and Unigram."""
+    from sklearn_bert._models import get_tokenizer
+
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("bert", "roberta", "xlm-roberta")}
+    fitted = [BertLayerFeaturizer(FAMILIES[name](folders[name])).fit(["a"]) for name in folders]
+    return [get_tokenizer(featurizer._reference()) for featurizer in fitted]
+
+
+@given(st.lists(st.one_of(TYPED, ANY_TEXT), max_size=8).map("".join))
+@example("".join(["[CLS]", "<s>", "[SEP]", "</s>", "[PAD]", "<pad>", "[MASK]", "<mask>"]))
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_nothing_that_is_typed_becomes_a_control_token(tokenizers, text):
+    for tokenizer in tokenizers:
+        around = tokenizer.special_tokens
+        (ids,) = tokenize(tokenizer, [text], 1000).ids
+        typed = ids[len(around.prefix) : len(ids) - len(around.suffix)]
+        assert not {*around.prefix, *around.suffix} & set(typed)
+        names = {tokenizer.backend.id_to_token(number) for number in typed}
+        assert not {"[PAD]", "<pad>", "[MASK]", "<mask>"} & names
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 
+import joblib
 import numpy as np
 import pytest
 from hub_server import Hub
@@ -169,6 +171,78 @@ def test_a_network_that_is_down_is_said(run, hub):
     assert answer["error"] == "ModelFilesError"
     assert "owner/tiny" in answer["message"]
     assert len(hub.requests) < 20  # no endless retries
+
+
+NOTE_CONNECTIONS = """
+connections = []
+
+def note(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        connections.append(event)
+
+sys.addaudithook(note)
+"""
+
+
+@pytest.mark.parametrize("revision", [None, "main", NEW])
+def test_a_network_that_is_not_there_is_tried_once(run, revision):
+    """For a commit, as a fitted pipeline has one, the client tried for half a minute."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        answer, tried = run(
+            f"""
+            {textwrap.indent(NOTE_CONNECTIONS, " " * 12).strip()}
+            attempt("owner/tiny", {revision!r})
+            show(connections=connections)
+            """,
+            HF_ENDPOINT=url,
+        )
+    assert answer["error"] == "ModelFilesError"  # an OSError
+    assert "owner/tiny" in answer["message"]
+    assert tried["connections"].count("socket.connect") == 1
+
+
+def test_a_pipeline_whose_commit_is_gone_fails_at_once(run, hub, folders, tmp_path):
+    featurizer = BertLayerFeaturizer(folders[NEW]).fit(["good"])
+    featurizer.model = featurizer._fitted_params["model"] = "owner/tiny"
+    featurizer.model_path_, featurizer.revision_ = None, NEW
+    joblib.dump(featurizer, tmp_path / "featurizer")
+    hub.down = True
+    (answer,) = run(
+        f"""
+        import joblib
+        featurizer = joblib.load(r"{tmp_path}/featurizer")
+        try:
+            featurizer.transform(["good"])
+        except OSError as error:
+            show(message=str(error))
+        """
+    )
+    assert "owner/tiny" in answer["message"]
+    assert NEW in answer["message"]
+    assert len(hub.requests) == 1
+
+
+def test_a_local_folder_opens_no_connection(run, hub, folders, tmp_path):
+    (answer,) = run(
+        f"""
+        {textwrap.indent(NOTE_CONNECTIONS, " " * 8).strip()}
+        import joblib, pickle
+        from sklearn_bert import BertLayerFeaturizer, with_weights
+        featurizer = BertLayerFeaturizer(r"{folders[NEW]}").fit(["good"])
+        featurizer.transform(["good"])
+        pickle.loads(pickle.dumps(with_weights(featurizer))).transform(["bad"])
+        attempt = featurizer.set_params(model=r"{tmp_path}/gone").transform
+        try:
+            attempt(["good"])
+        except OSError as error:
+            show(message=str(error), connections=connections)
+        """
+    )
+    assert "gone" in answer["message"]
+    assert answer["connections"] == []
+    assert hub.requests == []
 
 
 def test_a_fitted_pipeline_keeps_its_commit(run, hub, folders, tmp_path):

@@ -1,7 +1,9 @@
 """Which models are taken, which are refused and in what words, and what stays in memory."""
 
+import hashlib
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -62,6 +64,11 @@ def rewrite_weights(folder, change):
 
 def rewrite_json(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def framed(header):
+    """Put the length before the header of a safetensors file."""
+    return len(header).to_bytes(8, "little") + header
 
 
 class TestModelArgument:
@@ -203,6 +210,34 @@ class TestWeights:
             BertLayerFeaturizer(copy).fit(TEXTS)
 
     @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda header, data: (10**18).to_bytes(8, "little") + header + data,
+            lambda header, data: b"\x80\x04" + header + data,
+            lambda header, data: framed(header.replace(b"[0,", b"[4,", 1)) + data,
+            lambda header, data: framed(header.replace(b"[32]", b"[33]", 1)) + data,
+            lambda header, data: framed(header.replace(b"F32", b"XYZ", 1)) + data,
+            lambda header, data: framed(header) + data + data,
+            lambda header, data: framed(b"[" * len(header)) + data,
+        ],
+        ids=["length", "pickle", "offset", "shape", "type", "more", "brackets"],
+    )
+    def test_tampered_weights_are_an_error_at_fit(self, copy, damage):
+        weights = copy / "model.safetensors"
+        content = weights.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        weights.write_bytes(damage(content[8:end], content[end:]))
+        with pytest.raises(ModelFilesError, match="cannot be read as safetensors"):
+            BertLayerFeaturizer(copy).fit(TEXTS)
+
+    def test_shards_cannot_be_outside_of_the_folder(self, copy):
+        (copy / "model.safetensors").rename(copy.parent / "model.safetensors")
+        index = {"metadata": {}, "weight_map": {"x": "../model.safetensors"}}
+        (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ModelFilesError, match=r"names '\.\./model\.safetensors'"):
+            BertLayerFeaturizer(copy).fit(TEXTS)
+
+    @pytest.mark.parametrize(
         "change",
         [
             {"hidden_size": 64},
@@ -221,6 +256,48 @@ class TestWeights:
     def test_a_config_that_does_not_fit_is_an_error_before_memory_is_taken(self, copy, change):
         rewrite_json(copy / "config.json", **change)
         with pytest.raises(UnsupportedModelError, match=r"config\.json"):
+            BertLayerFeaturizer(copy).fit(TEXTS)
+
+    @pytest.mark.parametrize(
+        ("family", "change"),
+        [
+            ("bert", {"num_labels": 10**12}),
+            ("albert", {"num_hidden_groups": 10**9}),
+            ("mobilebert", {"num_feedforward_networks": 10**9}),
+        ],
+        ids=str,
+    )
+    def test_a_config_cannot_ask_for_endless_parts(self, tmp_path, family, change):
+        """Each of them took memory without end before anything was compared with the weights."""
+        from families import FAMILIES, OTHER_FAMILIES
+
+        folder = {**FAMILIES, **OTHER_FAMILIES}[family](tmp_path / family)
+        rewrite_json(folder / "config.json", **change)
+        with pytest.raises(UnsupportedModelError, match=r"config\.json .* more than \d+"):
+            BertLayerFeaturizer(folder).fit(TEXTS)
+
+    def test_a_large_config_takes_no_memory_when_the_names_are_strange(self, copy, loads):
+        """Then transformers is asked to read the weights, and it makes the missing ones."""
+        rewrite_weights(copy, lambda w: {f"xyz.{k}": v for k, v in w.items()})
+        rewrite_json(copy / "config.json", vocab_size=10**8)
+        with pytest.raises(UnsupportedModelError, match=r"asks for 32\d{8} numbers"):
+            BertLayerFeaturizer(copy).fit(TEXTS)
+        assert loads == []
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"vocab_size": "many"}, {"hidden_size": 32.5}, {"layer_norm_eps": "x"}, {"dtype": 3}],
+        ids=str,
+    )
+    def test_a_config_of_wrong_types_is_an_error_of_this_library(self, copy, change):
+        rewrite_json(copy / "config.json", **change)
+        with pytest.raises(UnsupportedModelError, match=r"config\.json"):
+            BertLayerFeaturizer(copy).fit(TEXTS)
+
+    @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, "\x00"])
+    def test_a_config_that_is_none_is_an_error_of_this_library(self, copy, content):
+        (copy / "config.json").write_text(content)
+        with pytest.raises((UnsupportedModelError, ModelFilesError), match=r"config\.json"):
             BertLayerFeaturizer(copy).fit(TEXTS)
 
     def test_an_unknown_architecture_and_its_code_are_refused(self, copy):
@@ -243,6 +320,21 @@ class TestWeights:
         rewrite_json(copy / "config.json", **change)
         with pytest.raises(UnsupportedModelError, match=words):
             BertLayerFeaturizer(copy).fit(TEXTS)
+
+    @pytest.mark.parametrize(
+        ("file", "change"),
+        [
+            ("config.json", {"auto_map": {"AutoModel": "code.Mine", "AutoConfig": "code.Mine"}}),
+            ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["code.Mine", "code.Mine"]}}),
+        ],
+        ids=["model", "tokenizer"],
+    )
+    def test_code_beside_a_model_that_is_known_is_not_run(self, tiny, copy, file, change):
+        rewrite_json(copy / file, **change)
+        (copy / "code.py").write_text("raise SystemExit('code from the model folder was run')")
+        got = BertLayerFeaturizer(copy).fit_transform(TEXTS)
+        assert np.array_equal(got, BertLayerFeaturizer(tiny).fit_transform(TEXTS))
+        assert "transformers_modules" not in sys.modules
 
     def test_an_adapter_beside_the_weights_is_refused(self, copy):
         (copy / "adapter_config.json").write_text("{}")
@@ -267,6 +359,40 @@ class TestIdentity:
         with pytest.raises(FingerprintMismatchError, match="Fit again"):
             featurizer.transform(TEXTS)
         assert featurizer.fit(TEXTS).transform(TEXTS).shape == (4, 32)
+
+    def test_a_refusal_names_both_fingerprints(self, copy, tiny, empty_registry):
+        featurizer = BertLayerFeaturizer(copy).fit(TEXTS)
+        rewrite_weights(copy, lambda w: {k: v + 1 for k, v in w.items()})
+        fitted = featurizer.model_fingerprint_[:12]
+        found = BertLayerFeaturizer(copy).fit(TEXTS).model_fingerprint_[:12]
+        both = f"fingerprint is {found}, not {fitted}"
+        with pytest.raises(FingerprintMismatchError, match=rf"{both}\. Fit again, or set model="):
+            featurizer.transform(TEXTS)
+        featurizer.set_params(model=str(copy) + os.sep)
+        with pytest.raises(FingerprintMismatchError, match=rf"{both}\. Set model .*call fit again"):
+            featurizer.transform(TEXTS)
+
+    def test_the_first_use_after_unpickling_compares(self, copy, empty_registry):
+        saved = pickle.dumps(BertLayerFeaturizer(copy).fit(TEXTS))
+        rewrite_weights(copy, lambda w: {k: v + 1 for k, v in w.items()})
+        loaded = pickle.loads(saved)  # looks at no file
+        with pytest.raises(FingerprintMismatchError):
+            loaded.transform(TEXTS)
+        make_bert(copy)
+        assert loaded.transform(TEXTS).shape == (4, 32)
+
+    def test_files_are_read_once_for_their_fingerprint(self, copy, monkeypatch):
+        digested = []
+        original = hashlib.file_digest
+        monkeypatch.setattr(
+            hashlib, "file_digest", lambda f, name: digested.append(f.name) or original(f, name)
+        )
+        for _ in range(3):
+            BertLayerFeaturizer(copy).fit(TEXTS).transform(TEXTS)
+        assert sorted(digested) == sorted(map(str, copy.iterdir()))
+        (copy / "config.json").touch()
+        BertLayerFeaturizer(copy).fit(TEXTS)
+        assert digested[4:] == [str(copy / "config.json")]
 
     def test_a_file_that_is_written_over_does_not_change_a_loaded_model(self, copy, empty_registry):
         """Weights were a view of the file: the loaded model changed with it."""
@@ -465,6 +591,7 @@ class TestMemory:
         featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)
         expected = BertLayerFeaturizer(tiny, batch_tokens=2).fit_transform(TEXTS)
         _models._encoders.clear()
+        _models._tokenizers.clear()
         loads.clear()
         results, gate = [], threading.Barrier(8)
 

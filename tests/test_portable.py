@@ -1,14 +1,19 @@
 """Pipelines that carry their model's files: with_weights."""
 
+import copy
 import pickle
+import pickletools
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import cloudpickle
 import joblib
 import numpy as np
 import pytest
+import skops.io
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
@@ -67,6 +72,39 @@ def test_it_works_where_the_model_is_not(folder, tmp_path, forget, dump):
     assert np.array_equal(pickle.loads(pickle.dumps(loaded))[0].transform(TEXTS), features)
 
 
+def skops_bytes(estimator):
+    return skops.io.dumps(estimator, compression=zipfile.ZIP_DEFLATED)
+
+
+def skops_load(stream):
+    return skops.io.loads(stream, trusted=skops.io.get_untrusted_types(data=stream))
+
+
+@pytest.mark.parametrize(
+    ("dumps", "loads"),
+    [(cloudpickle.dumps, pickle.loads), (skops_bytes, skops_load), (copy.deepcopy, copy.deepcopy)],
+    ids=["cloudpickle", "skops", "deepcopy"],
+)
+def test_other_ways_of_saving_carry_it_too(folder, forget, dumps, loads):
+    featurizer = BertLayerFeaturizer(folder, layers=[1, 3]).fit(TEXTS)
+    expected = featurizer.transform(TEXTS)
+    saved = dumps(with_weights(featurizer))
+    shutil.rmtree(folder)
+    forget()
+    assert np.array_equal(loads(saved).transform(TEXTS), expected)
+
+
+def test_its_pickle_holds_bytes_and_nothing_of_torch(folder):
+    stream = pickle.dumps(with_weights(BertLayerFeaturizer(folder).fit(TEXTS)))
+    parts = [argument for _, argument, _ in pickletools.genops(stream)]
+    for file in folder.iterdir():
+        assert file.name in parts
+        assert file.read_bytes() in parts
+    modules = {part.split(".")[0] for part in parts if isinstance(part, str)}
+    assert "sklearn_bert" in modules
+    assert not modules & {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors"}
+
+
 def test_another_process_leaves_nothing_behind(folder, tmp_path, subprocess_env):
     featurizer = BertLayerFeaturizer(folder).fit(TEXTS)
     np.save(tmp_path / "expected.npy", featurizer.transform(TEXTS))
@@ -75,7 +113,9 @@ def test_another_process_leaves_nothing_behind(folder, tmp_path, subprocess_env)
     (tmp_path / "tmp").mkdir()
     code = (
         "import sys, joblib, numpy as np; folder = sys.argv[1]\n"
-        f"got = joblib.load(folder + '/file.joblib').transform({TEXTS!r})\n"
+        "loaded = joblib.load(folder + '/file.joblib')\n"
+        "assert 'torch' not in sys.modules\n"
+        f"got = loaded.transform({TEXTS!r})\n"
         "assert np.array_equal(got, np.load(folder + '/expected.npy'))\n"
     )
     subprocess.run(

@@ -10,6 +10,8 @@ import threading
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import save_file
 
 import sklearn_bert
 from sklearn_bert import BertLayerFeaturizer, _models
@@ -50,7 +52,8 @@ assert all(map(np.array_equal, (featurizer.transform(t) for t in (small, large))
 
 def run_script(code, *arguments, env, **changes):
     env = {k: v for k, v in {**env, **changes}.items() if v is not None}
-    env.pop("OMP_NUM_THREADS", None)
+    if "OMP_NUM_THREADS" not in changes:
+        env.pop("OMP_NUM_THREADS", None)
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True,
@@ -74,7 +77,7 @@ class TestFork:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_spawned_workers_need_no_main_guard_and_no_help(tiny, tmp_path, subprocess_env):
+def test_spawned_workers_need_no_main_guard_and_no_help(tiny, subprocess_env):
     """A worker that starts anew gets an estimator of some kilobytes and loads the model itself."""
     code = """
         import multiprocessing, sys
@@ -82,25 +85,72 @@ def test_spawned_workers_need_no_main_guard_and_no_help(tiny, tmp_path, subproce
         from concurrent.futures import ProcessPoolExecutor
         from sklearn_bert import BertLayerFeaturizer
         texts = ["good film", "the plot was awful", ""]
-        if __name__ == "__main__":
-            featurizer = BertLayerFeaturizer(sys.argv[1]).fit(texts)
-            expected = featurizer.transform(texts)
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(2, mp_context=spawn) as pool:
-                for got in pool.map(featurizer.transform, [texts] * 4):
-                    assert np.array_equal(got, expected)
+        featurizer = BertLayerFeaturizer(sys.argv[1]).fit(texts)
+        expected = featurizer.transform(texts)
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+            for got in pool.map(featurizer.transform, [texts] * 4):
+                assert np.array_equal(got, expected)
     """
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(code))
-    done = subprocess.run(
-        [sys.executable, str(script), str(tiny)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=subprocess_env,
-    )
+    done = run_script(code, tiny, env=subprocess_env, OMP_NUM_THREADS="1")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+WORKERS = """
+import logging, os, sys
+import cloudpickle, joblib, numpy as np, torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn_bert import BertLayerFeaturizer
+logging.basicConfig(level=logging.INFO)
+torch.set_num_threads(2)
+texts, labels = ["good film", "the plot was awful", "", "bad"] * 3, [1, 0, 1, 0] * 3
+os.chdir(sys.argv[1])
+pipe = make_pipeline(BertLayerFeaturizer("model"), LogisticRegression())
+grid = {"bertlayerfeaturizer__layers": [-1, -2], "bertlayerfeaturizer__pooling": ["mean", "cls"]}
+searches = [GridSearchCV(pipe, grid, cv=3, n_jobs=n).fit(texts, labels) for n in (1, 2)]
+scores = [search.cv_results_["mean_test_score"].tolist() for search in searches]
+assert scores[0] == scores[1]
+featurizer = searches[1].best_estimator_[0]
+os.chdir("/")
+expected = featurizer.transform(texts)
+
+def work(blob):
+    # loads what the driver has pickled twenty times, in another folder
+    from sklearn_bert import _models
+    os.chdir("/")
+    _models._encoders.clear()
+    original, loads = _models._load_weights, []
+    _models._load_weights = lambda folder: loads.append(1) or original(folder)
+    got = [cloudpickle.loads(blob).transform(texts) for _ in range(20)]
+    _models._load_weights = original
+    return len(loads), torch.get_num_threads(), got
+
+with joblib.parallel_config("loky", n_jobs=2, inner_max_num_threads=1):
+    blob = cloudpickle.dumps(featurizer)
+    results = joblib.Parallel()(joblib.delayed(work)(blob) for _ in range(2))
+for n_loads, n_threads, got in results:
+    assert n_loads == 1, n_loads
+    assert n_threads == 1, n_threads
+    assert all(np.array_equal(features, expected) for features in got)
+assert len(blob) < 10_000
+assert torch.get_num_threads() == 2
+"""
+
+
+def test_loky_workers(tmp_path, subprocess_env):
+    """Without a main guard: one load each, no more threads than allowed, relative paths, no noise.
+
+    The checkpoint has heads that nobody needs; each worker could say so at each load.
+    """
+    folder = make_bert(tmp_path / "model")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        weights = transformers.BertForPreTraining(config).state_dict()
+    weights = {name: tensor.clone() for name, tensor in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    done = run_script(WORKERS, tmp_path, env=subprocess_env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 class TestThreads:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import cloudpickle
@@ -23,6 +24,7 @@ import polars as pl
 import pytest
 import sklearn
 import sklearn.utils.estimator_checks
+import skops.io
 import torch
 import transformers
 from sklearn.base import clone
@@ -36,7 +38,7 @@ from sklearn.utils import estimator_html_repr, get_tags
 from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from sklearn_bert import BertLayerFeaturizer, FeatureCache, Pooling
+from sklearn_bert import BertLayerFeaturizer, FeatureCache, Pooling, _featurizer
 from sklearn_bert._pooling import POOLINGS
 from sklearn_bert.exceptions import (
     FingerprintMismatchError,
@@ -46,8 +48,9 @@ from sklearn_bert.exceptions import (
 )
 from sklearn_bert.testing import make_bert
 
+PICKLES = Path(__file__).parent / "data" / "pickles"
 TEXTS = ["a good film", "bad", "the plot was awful and i hated it very much", "", "bad", "loved it"]
-HEAVY = ("torch", "transformers", "tokenizers")
+HEAVY = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -442,6 +445,7 @@ def test_local_files_only_takes_effect_at_the_next_call(unloaded, tmp_path, monk
         return str(fetched)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.model_info", lambda name, revision: None)
     featurizer = BertLayerFeaturizer("some/model").fit(TEXTS)
     featurizer.set_params(local_files_only=True)
     with pytest.raises(ModelFilesError, match="local_files_only=True"):
@@ -628,6 +632,14 @@ def _joblib_bytes(estimator):
     return file.getvalue()
 
 
+def _skops_bytes(estimator):
+    return skops.io.dumps(estimator, compression=zipfile.ZIP_DEFLATED)
+
+
+def _skops_types(stream):
+    return skops.io.get_untrusted_types(data=stream)
+
+
 DUMPS = {
     **{f"pickle {n}": lambda e, n=n: pickle.dumps(e, n) for n in range(2, 6)},
     "cloudpickle": cloudpickle.dumps,
@@ -636,6 +648,7 @@ DUMPS = {
 ROUND_TRIPS = {
     **{name: lambda e, dumps=dumps: pickle.loads(dumps(e)) for name, dumps in DUMPS.items()},
     "joblib": lambda e: joblib.load(io.BytesIO(_joblib_bytes(e))),
+    "skops": lambda e: skops.io.loads(_skops_bytes(e), trusted=_skops_types(_skops_bytes(e))),
     "deepcopy": copy.deepcopy,
     "copy": copy.copy,
 }
@@ -700,6 +713,49 @@ def test_a_pickle_is_small_and_holds_nothing_of_torch(tiny, params, dumps, when)
     names = global_names(stream)
     assert any("BertLayerFeaturizer" in name for name in names)
     assert [name for name in names if name.split(".")[0] in HEAVY] == []
+
+
+@pytest.mark.parametrize("when", ["before fit", "after fit", "after use"])
+@pytest.mark.parametrize("params", [*PARAMS, {"device": torch.device("cpu")}], ids=repr)
+def test_a_skops_file_is_small_and_names_no_private_function(tiny, params, when):
+    featurizer = BertLayerFeaturizer(str(tiny), **params)
+    if when != "before fit":
+        featurizer.fit(TEXTS)
+    if when == "after use":
+        featurizer.transform(TEXTS)
+    stream = _skops_bytes(featurizer)
+    assert len(stream) < 10_000
+    names = [name.rpartition(".")[2] for name in _skops_types(stream)]
+    assert set(names) <= {"BertLayerFeaturizer", "FeatureCache", "Pooling", "range"}
+
+
+def test_a_pickle_of_a_device_holds_its_name_only(tiny):
+    """An estimator from a GPU box was unreadable where torch, or its device, is not."""
+    featurizer = BertLayerFeaturizer(tiny, device=torch.device("cpu")).fit(TEXTS)
+    expected = featurizer.transform(TEXTS)
+    featurizer.set_params(device=torch.device("cuda:1"))
+    for name, dumps in DUMPS.items():
+        stream = dumps(featurizer)
+        assert b"torch" not in stream
+        loaded = ROUND_TRIPS[name](featurizer)
+        assert loaded.device == "cuda:1"
+        with pytest.raises(RuntimeError, match=r"'cuda:1' is not .*set_params\(device='cpu'\)"):
+            loaded.transform(TEXTS)
+        np.testing.assert_array_equal(loaded.set_params(device="cpu").transform(TEXTS), expected)
+    assert featurizer.device == torch.device("cuda:1")  # as it was given
+
+
+def test_nothing_wakes_cuda_but_its_use(tiny, monkeypatch):
+    """A child that is forked after CUDA was woken cannot use it."""
+    saved = pickle.dumps(BertLayerFeaturizer(tiny).fit(TEXTS).set_params(device="cuda"))
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("CUDA was woken"))
+    monkeypatch.setattr(torch._C, "_cuda_init", lambda: pytest.fail("CUDA was woken"), False)
+    loaded = clone(pickle.loads(saved)), copy.deepcopy(pickle.loads(saved))
+    for featurizer in (BertLayerFeaturizer(tiny, device="cuda"), *loaded):
+        assert repr(featurizer)
+        assert estimator_html_repr(featurizer)
+    assert len(loaded[1].get_feature_names_out()) == 32
+    BertLayerFeaturizer(tiny, device="cpu").fit(TEXTS).transform(TEXTS)
 
 
 def test_a_pickle_does_not_grow_with_the_model(tiny, tmp_path):
@@ -1080,6 +1136,24 @@ class TestPicklesOfOtherVersions:
         assert loaded.get_params()[newer] == BertLayerFeaturizer().get_params()[newer]
         assert repr(loaded) == repr(featurizer)
         np.testing.assert_array_equal(loaded.transform(TEXTS), featurizer.transform(TEXTS))
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_an_older_pickle_is_read(self, tiny, number):
+        """The files were written by the library as it was when that was its format."""
+        loaded = pickle.loads((PICKLES / f"format_{number}.pickle").read_bytes())
+        params = {"layers": [1, -1], "pooling": ["mean", "cls"], "norm": "l2"}
+        assert repr(loaded) == repr(BertLayerFeaturizer("tiny", **params))
+        fitted = BertLayerFeaturizer(tiny, **params).fit(TEXTS)
+        assert vars(loaded).keys() == vars(fitted).keys()
+        assert loaded.get_feature_names_out().tolist() == fitted.get_feature_names_out().tolist()
+        # the random weights differ between versions of torch
+        loaded.model_fingerprint_ = fitted.model_fingerprint_
+        features = loaded.set_params(model=tiny).transform(TEXTS)
+        np.testing.assert_array_equal(features, fitted.transform(TEXTS))
+
+    def test_the_format_of_this_version_is_among_them(self):
+        last = max(PICKLES.glob("format_*.pickle"))
+        assert last.name == f"format_{_featurizer._STATE_FORMAT}.pickle"
 
     def test_a_newer_format_says_so(self, tiny):
         featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)

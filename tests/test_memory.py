@@ -1,0 +1,192 @@
+"""Memory: constant while computing, given back afterwards, and never more with more calls."""
+
+import gc
+import random
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES
+
+import sklearn_bert
+from sklearn_bert import BertLayerFeaturizer, Pooling
+from sklearn_bert.exceptions import SlowPathWarning
+from sklearn_bert.testing import make_bert
+
+WORDS = "a good film the plot was awful and i hated it very much bad great movie".split()
+MEGABYTE = 2**20
+
+
+def tensors(condition=lambda tensor: True):
+    """Tensors that are alive; garbage that waits for its collection counts."""
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return [t for t in gc.get_objects() if type(t) in kinds and condition(t)]
+
+
+def resident():
+    """Memory of this process, in bytes."""
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    gc.collect()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def random_texts(n, rng, longest=60):
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, longest))) for _ in range(n)]
+
+
+def watched_mean(watch):
+    """Return a pooling that shows the states of every batch to `watch`."""
+
+    def reduce(states):
+        watch(states)
+        return states.mean(dim=1)
+
+    return Pooling("watched", reduce)
+
+
+class TestWhileComputing:
+    def test_what_is_alive_does_not_grow_with_the_batches(self, tiny):
+        alive, inside = [], []
+
+        def watch(states):
+            inside.append((torch.is_grad_enabled(), states.requires_grad, states.grad_fn))
+            if len(inside) % 20 == 5:
+                alive.append(sum(t.nbytes for t in tensors()))
+
+        texts = sorted(set(random_texts(1500, random.Random(0), longest=20)))
+        featurizer = BertLayerFeaturizer(tiny, pooling=watched_mean(watch), batch_tokens=64)
+        with torch.enable_grad():
+            features = featurizer.fit_transform(texts)
+            assert torch.is_grad_enabled()
+        assert isinstance(features, np.ndarray)
+        assert len(inside) > 200
+        one_batch = 64 * 32 * 4
+        assert max(alive) <= alive[0] + one_batch
+        assert set(inside) == {(False, False, None)}
+
+    def test_no_token_is_padding(self, tiny):
+        """One long text once made its whole batch as long as itself."""
+        rng = random.Random(1)
+        shapes = []
+        featurizer = BertLayerFeaturizer(
+            tiny, pooling=watched_mean(lambda states: shapes.append(states.shape[:2]))
+        ).fit(["a"])
+        for texts in (
+            random_texts(200, rng),
+            [f"{a} {b}" for a in WORDS for b in WORDS] + [" ".join(WORDS * 3)],
+        ):
+            shapes.clear()
+            featurizer.transform(rng.sample(texts, len(texts)))
+            lengths = [len(text.split()) + 2 for text in dict.fromkeys(texts)]
+            assert sum(n * length for n, length in shapes) == sum(lengths)
+        assert (1, 50) in shapes  # the long one, by itself
+
+    def test_a_batch_that_did_not_fit_is_freed_before_its_halves_run(self, tiny):
+        """What it had computed was in the way of the next attempt."""
+        leftovers, sizes = [], []
+
+        def watch(states):
+            n_texts, n_tokens, _ = states.shape
+            if n_texts > 4:
+                raise torch.OutOfMemoryError("out of memory (simulated)")
+            sizes.append(n_texts)
+            leftovers.extend(tensors(lambda t: t.ndim == 3 and t.shape[:2] == (16, n_tokens)))
+
+        texts = [f"{word} good film" for word in WORDS]
+        featurizer = BertLayerFeaturizer(tiny, pooling=watched_mean(watch)).fit(texts)
+        sklearn_bert.unload_models()
+        gc.disable()
+        try:
+            with pytest.warns(SlowPathWarning, match="out of memory"):
+                got = featurizer.transform(texts)
+        finally:
+            gc.enable()
+            sklearn_bert.unload_models()  # it remembers what fits
+        assert sizes == [4, 4, 4, 4]
+        assert leftovers == []
+        assert np.array_equal(got, BertLayerFeaturizer(tiny).fit_transform(texts))
+
+
+class TestOverManyCalls:
+    def test_new_lengths_and_batch_sizes_take_no_more(self, tiny):
+        rng = random.Random(2)
+        featurizer = BertLayerFeaturizer(tiny).fit(["a"])
+        after = {}
+        for call in range(1, 401):
+            featurizer.set_params(batch_tokens=rng.randint(1, 4000))
+            featurizer.transform(random_texts(rng.randint(1, 8), rng))
+            after[call] = resident() if call in (100, 400) else 0
+        assert after[400] - after[100] < 30 * MEGABYTE
+
+    @pytest.mark.filterwarnings("ignore::sklearn_bert.exceptions.TruncationWarning")
+    @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+    def test_giant_words_are_not_kept(self, tmp_path, family):
+        """A tokenizer that remembers words must not remember these."""
+        rng = random.Random(3)
+        featurizer = BertLayerFeaturizer(FAMILIES[family](tmp_path / family)).fit(["a"])
+
+        def use(n_calls):
+            for _ in range(n_calls):
+                featurizer.transform(["".join(rng.choices("abcdefghij", k=50_000))])
+            return resident()
+
+        before = use(20)
+        assert use(100) - before < 30 * MEGABYTE
+
+    def test_short_lived_threads_take_no_more(self, tiny):
+        featurizer = BertLayerFeaturizer(tiny).fit(["a"])
+        texts = random_texts(3, random.Random(4), longest=20)
+
+        def use(n_threads):
+            for _ in range(n_threads):
+                thread = threading.Thread(target=featurizer.transform, args=(texts,))
+                thread.start()
+                thread.join()
+            return resident()
+
+        before = use(30)
+        assert use(300) - before < 30 * MEGABYTE
+
+
+class TestModels:
+    """The weights of these models have 25 MB."""
+
+    @staticmethod
+    def model(tmp_path, seed):
+        return make_bert(tmp_path / str(seed), n_layers=3, hidden_size=512, n_heads=8, seed=seed)
+
+    def test_unloading_gives_the_memory_back(self, tmp_path):
+        featurizers = [BertLayerFeaturizer(self.model(tmp_path, n)).fit(["a"]) for n in range(3)]
+        sklearn_bert.unload_models()
+        before = resident()
+        expected = [featurizer.transform(["good film"]) for featurizer in featurizers]
+        loaded = resident()
+        sklearn_bert.unload_models()
+        assert loaded - before > 70 * MEGABYTE
+        assert resident() - before < 25 * MEGABYTE
+        again = [featurizer.transform(["good film"]) for featurizer in featurizers]
+        assert np.array_equal(again, expected)
+        sklearn_bert.unload_models()
+
+    def test_a_loop_over_models_does_not_add_up(self, tmp_path):
+        sizes = []
+        for seed in range(10):
+            featurizer = BertLayerFeaturizer(self.model(tmp_path, seed))
+            featurizer.fit_transform(["good film"])
+            del featurizer
+            sizes.append(resident())
+        assert sizes[-1] - sizes[4] < 30 * MEGABYTE
+        sklearn_bert.unload_models()
+
+    def test_a_model_is_held_once(self, tmp_path):
+        """Its weights as they were read, and once more as they are computed with, are too many."""
+        featurizer = BertLayerFeaturizer(self.model(tmp_path, 0), device="cpu").fit(["a"])
+        sklearn_bert.unload_models()
+        before = resident()
+        featurizer.transform(["good film"])
+        assert resident() - before < 45 * MEGABYTE
+        sklearn_bert.unload_models()
