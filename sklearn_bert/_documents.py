@@ -78,6 +78,8 @@ def _as_rows(X: Any) -> list[Any]:
         raise ValueError(
             f"X is a single {type(X).__name__}; pass a list of texts, for example [text]."
         )
+    if type(X) in (list, tuple):  # the usual case, without asking others what they make of it
+        return list(X)
     if isinstance(X, np.ndarray):
         return _array_rows(X)
     try:
