@@ -99,6 +99,8 @@ class Group:
         return found
 
     def _leave_out(self, name, reason):
+        if name in OURS.values():
+            raise SystemExit(f"{name}: {reason}")
         self.skipped[name] = reason
         self.remotes.pop(name).stop()
 
@@ -121,8 +123,16 @@ class Group:
                 roofs[dtype] = max(roofs[dtype], remote.call())
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                seconds[name].append(self.remotes[name].time(calls))
+                if name in self.remotes:
+                    self._time(name, calls, seconds)
         return {name: np.array(rounds) for name, rounds in seconds.items()}, roofs
+
+    def _time(self, name, calls, seconds):
+        try:
+            seconds[name].append(self.remotes[name].time(calls))
+        except ContenderError as error:
+            self._leave_out(name, str(error))
+            del seconds[name]
 
 
 def smallest_cosine(a, b):
