@@ -9,6 +9,7 @@ BERT with them can be faster. The files are in the memory of the system, as afte
 """
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -100,9 +101,12 @@ def fit_pipeline(folder, home):
 
 def run(code, home, folder):
     """Run a process; return its seconds and the last line that it printed, None if it failed."""
+    # let Python keep what it compiled, as for installed packages
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", code, str(home), folder],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -8,7 +8,7 @@ sentences of a round; the table has the median, least and largest of the rounds.
 """
 
 import numpy as np
-from peers import CONTENDERS, OURS
+from peers import CONTENDERS, FEW, OURS
 from side_by_side import Group, parse_options, print_machine, print_results, print_targets
 from workloads import model_folder, short_sentences
 
@@ -25,7 +25,7 @@ def main():
     sentences = short_sentences(20 if options.quick else 100)
     print_machine()
     folder = model_folder(options.model)
-    with Group(folder, list(CONTENDERS)) as group:
+    with Group(folder, FEW if options.quick else CONTENDERS) as group:
         agreement = group.compare(sentences)
         one_each = [([sentence],) for sentence in sentences]
         group.take_turns(one_each, 1)  # single sentences take other paths than many: warm those up

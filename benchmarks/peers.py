@@ -170,6 +170,12 @@ CONTENDERS = {
     "sentence-transformers bf16": (load_sentence_transformers, "bfloat16"),
     "  its OpenVINO backend bf16": (load_openvino, "bfloat16"),
 }
+# those that the targets name, and the reference; the others take minutes to load
+FEW = [
+    name
+    for name in CONTENDERS
+    if name in (*OURS.values(), REFERENCE) or "OpenVINO" in name or name.startswith("sentence-")
+]
 
 
 class ContenderError(Exception):

@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
@@ -16,6 +17,7 @@ PACKAGES = "torch transformers sentence-transformers openvino optimum-intel skru
 
 def parse_options(description, rounds=5, **more):
     """Read ``--rounds``, ``--quick``, ``--model`` and what a script has besides."""
+    sys.stdout.reconfigure(line_buffering=True)  # also in a file, one sees how far it is
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--rounds", type=int, help=f"default {rounds}; with --quick 3")
     parser.add_argument("--quick", action="store_true", help="few texts: a look, not a measurement")
@@ -55,7 +57,7 @@ class Group:
         Of ``CONTENDERS``. One that cannot be loaded is left out; `skipped` says why.
     """
 
-    def __init__(self, folder, names=tuple(CONTENDERS)):
+    def __init__(self, folder, names=CONTENDERS):
         self.config = read_config(folder)
         self.skipped = {}
         self.remotes = {}
@@ -143,7 +145,8 @@ def smallest_cosine(a, b):
 def print_results(group, seconds, agreement, roofs=None, flops=0.0, unit="s"):
     """Print one table: a row per contender, one figure per round in `seconds`.
 
-    "times ours" is the median over the rounds of the ratio within a round.
+    "x ours" is the median over the rounds of the ratio within a round: how many times the time of
+    the library in float32, and in bfloat16.
     """
     scale = {"s": 1.0, "ms": 1e3}[unit]
     titles = [f"median {unit}", "min", "max", "x ours f32", "x ours bf16", "of roof"]
@@ -174,17 +177,26 @@ def ratio(seconds, name, ours):
     return float(np.median(seconds[name] / seconds[ours]))
 
 
-def print_targets(seconds, targets):
-    """Say for each ``(ours, at least, times faster than whom)`` whether it is reached."""
+def print_targets(seconds, targets, roofs=None, flops=0.0):
+    """Say for each ``(ours, at least, times faster than whom)`` whether it is reached.
+
+    Also how many times faster something would be that did all its arithmetic at the roof: on a
+    processor whose widest instructions are not much faster than the others, that is not much.
+    """
     for ours, least, peer in targets:
         got = ratio(seconds, peer, ours)
-        verdict = "no figure" if np.isnan(got) else "reached" if got >= least else "MISSED"
-        print(f"  {ours} >= {least} x faster than {peer.strip()}: {got:.2f}, {verdict}")
+        line = f"  {ours} >= {least} x faster than {peer.strip()}: {got:.2f}"
+        if roofs and peer in seconds:
+            at_roof = np.median(seconds[peer]) * roofs[CONTENDERS[ours][1]] / flops
+            line += f" (the roof is at {at_roof:.2f})"
+        print(f"{line}, {_verdict(got, least)}")
 
 
 def print_roof_targets(seconds, targets, roofs, flops):
     for ours, least in targets:
-        if ours in seconds:
-            got = flops / np.median(seconds[ours]) / roofs[CONTENDERS[ours][1]]
-            verdict = "reached" if got >= least else "MISSED"
-            print(f"  {ours} >= {least:.0%} of the roof: {got:.0%}, {verdict}")
+        got = flops / np.median(seconds[ours]) / roofs[CONTENDERS[ours][1]]
+        print(f"  {ours} >= {least:.0%} of the roof: {got:.0%}, {_verdict(got, least)}")
+
+
+def _verdict(got, least):
+    return "no figure" if np.isnan(got) else "reached" if got >= least else "MISSED"
