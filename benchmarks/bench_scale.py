@@ -17,7 +17,7 @@ from side_by_side import parse_options, print_machine
 from workloads import MAX_LENGTH, count_tokens, distinct_sentences, model_folder, read_config
 
 SIZES = (1_000, 10_000, 100_000)
-QUICK_SIZES = (300, 3_000)
+QUICK_SIZES = (200, 2_000)
 
 
 def load_on_texts(folder, n_texts):

@@ -56,7 +56,7 @@ def main():
         reviews="JSON lines with a 'text' each, for the long reviews",
         only="short, long or base",
     )
-    n_short, n_long, n_base = (200, 10, 20) if options.quick else (1000, 100, 200)
+    n_short, n_long, n_base = (100, 5, 10) if options.quick else (1000, 100, 200)
     print_machine()
     if options.only != "base":
         folder = model_folder(options.model)

@@ -66,6 +66,7 @@ class Group:
             self.remotes[name] = Remote(load, folder, MAX_LENGTH, dtype)
         sizes = self.config["hidden_size"], self.config["intermediate_size"]
         self.roofs = {dtype: Remote(load_packed_product, *sizes, dtype) for dtype in OURS}
+        self.best = dict.fromkeys(OURS, 0.0)  # of every round so far, in FLOP/s
         for name, remote in list(self.remotes.items()):
             try:
                 remote.wait_until_loaded()
@@ -110,24 +111,24 @@ class Group:
         """Time the same calls of every contender, round after round.
 
         The order moves on by one from round to round, so that nobody always runs after the same
-        other one. The roof is measured in every round too; its best is kept.
+        other one. The roof is measured in every round too.
 
         Returns
         -------
         seconds : dict of ndarray of shape (n_rounds, n_calls)
         roofs : dict of float
-            FLOP/s for each precision.
+            FLOP/s for each precision: the best of all rounds so far.
         """
         names = list(self.remotes)
-        seconds, roofs = {name: [] for name in names}, dict.fromkeys(self.roofs, 0.0)
+        seconds = {name: [] for name in names}
         for number in range(n_rounds):
             for dtype, remote in self.roofs.items():
-                roofs[dtype] = max(roofs[dtype], remote.call())
+                self.best[dtype] = max(self.best[dtype], remote.call())
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 if name in self.remotes:
                     self._time(name, calls, seconds)
-        return {name: np.array(rounds) for name, rounds in seconds.items()}, roofs
+        return {name: np.array(rounds) for name, rounds in seconds.items()}, dict(self.best)
 
     def _time(self, name, calls, seconds):
         try:
