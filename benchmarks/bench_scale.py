@@ -1,6 +1,6 @@
 """Time per token and peak memory from a thousand texts to a hundred thousand.
 
-    python benchmarks/bench_scale.py                  # about 15 minutes
+    python benchmarks/bench_scale.py                  # about three quarters of an hour
     python benchmarks/bench_scale.py --quick
 
 Each number of texts has a process of its own, so that memory one left behind is not another's.

@@ -1,6 +1,6 @@
 """Texts per second against other libraries: short sentences, long reviews, BERT-base size.
 
-    python benchmarks/bench_throughput.py                  # about half an hour
+    python benchmarks/bench_throughput.py                  # about 40 minutes
     python benchmarks/bench_throughput.py --quick          # a few minutes
 
 All take turns in one run, each in its own process. Before anything is timed, the features of all
