@@ -1,0 +1,113 @@
+"""Time per token and peak memory from a thousand texts to a hundred thousand.
+
+    python benchmarks/bench_scale.py                  # about three quarters of an hour
+    python benchmarks/bench_scale.py --quick
+
+Each number of texts has a process of its own, so that memory one left behind is not another's.
+Memory is sampled from outside: the most that a call held beyond what the process held before it,
+with and without the result itself.
+"""
+
+import threading
+
+import numpy as np
+import psutil
+from peers import Remote, load_sklearn_bert
+from side_by_side import parse_options, print_machine
+from workloads import MAX_LENGTH, count_tokens, distinct_sentences, model_folder, read_config
+
+SIZES = (1_000, 10_000, 100_000)
+QUICK_SIZES = (200, 2_000)
+
+
+def load_on_texts(folder, n_texts):
+    """Return a function that transforms texts the process already has."""
+    transform = load_sklearn_bert(folder, MAX_LENGTH, "float32")
+    texts = distinct_sentences(n_texts)
+    transform(texts[:200])
+
+    def run():
+        transform(texts)  # the result is dropped here: sending it is not what is measured
+
+    return run
+
+
+class PeakMemory:
+    """The most resident memory of another process, sampled every 5 ms."""
+
+    def __init__(self, pid):
+        self.process = psutil.Process(pid)
+
+    def __enter__(self):
+        self.before = self.peak = self.process.memory_info().rss
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self._sample)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.is_over.set()
+        self.thread.join()
+
+    def _sample(self):
+        while not self.is_over.wait(0.005):
+            self.peak = max(self.peak, self.process.memory_info().rss)
+
+
+def check_parts_agree(folder, texts):
+    """Many texts in one call must have the features of few, bit for bit."""
+    remote = Remote(load_sklearn_bert, folder, MAX_LENGTH, "float32")
+    remote.wait_until_loaded()
+    together = remote.call(texts)
+    apart = np.concatenate([remote.call(texts[i : i + 50]) for i in range(0, len(texts), 50)])
+    remote.stop()
+    if not np.array_equal(together, apart):
+        raise SystemExit("features depend on how many texts there are; times would mean nothing")
+
+
+def measure(remotes, n_rounds):
+    """Seconds of each round by size, and memory beyond before in the first call by size."""
+    seconds, memory = {size: [] for size in remotes}, {}
+    for number in range(n_rounds):
+        for size, remote in remotes.items():
+            with PeakMemory(remote.process.pid) as peak:
+                seconds[size] += remote.time([()])
+            if number == 0:
+                memory[size] = peak.peak - peak.before
+    return seconds, memory
+
+
+def main():
+    options = parse_options(__doc__, rounds=5)
+    sizes = QUICK_SIZES if options.quick else SIZES
+    print_machine()
+    folder = model_folder(options.model)
+    check_parts_agree(folder, distinct_sentences(300))
+    remotes = {size: Remote(load_on_texts, folder, size) for size in sizes}
+    for remote in remotes.values():
+        remote.wait_until_loaded()
+    seconds, memory = measure(remotes, options.rounds)
+    hidden_size = read_config(folder)["hidden_size"]
+    print(
+        f"\n{'texts':>8s}{'tokens':>10s}{'median s':>10s}{'min':>9s}{'max':>9s}{'us/token':>10s}"
+        f"{'x first':>9s}{'peak MB':>9s}{'result':>8s}{'beyond':>8s}"
+    )
+    per_token = {}
+    for size in sizes:
+        n_tokens = int(count_tokens(distinct_sentences(size), folder).sum())
+        per_token[size] = np.median(seconds[size]) / n_tokens
+        result, peak = size * hidden_size * 4 / 1e6, memory[size] / 1e6
+        print(
+            f"{size:8d}{n_tokens:10d}{np.median(seconds[size]):10.2f}{min(seconds[size]):9.2f}"
+            f"{max(seconds[size]):9.2f}{1e6 * per_token[size]:10.1f}"
+            f"{per_token[size] / per_token[sizes[0]]:9.2f}"
+            f"{peak:9.0f}{result:8.0f}{peak - result:8.0f}"
+        )
+    worst = max(abs(per_token[size] / per_token[sizes[0]] - 1) for size in sizes)
+    print(f"  time per token constant: within {worst:.0%} of the fewest texts")
+    for remote in remotes.values():
+        remote.stop()
+
+
+if __name__ == "__main__":
+    main()
