@@ -46,6 +46,9 @@ def plan_batches(
     >>> [batch.tolist() for batch in plan_batches([3, 5, 3, 3, 5], budget=8, spread=math.inf)]
     [[1], [4, 0], [2, 3]]
     """
+    if len(lengths) == 1:
+        yield np.zeros(1, np.intp)
+        return
     n_tokens = np.asarray(lengths, dtype=np.intp)
     order = np.argsort(-n_tokens, kind="stable")
     start = 0

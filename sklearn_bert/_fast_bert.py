@@ -209,10 +209,14 @@ def _matrix_products(heads: Tensor) -> Tensor:
     The operands are contiguous: products of strided ones give other bits to a text alone.
     """
     n_texts, n_tokens, _, n_heads, size = heads.shape
-    query, key, value = heads.permute(2, 0, 3, 1, 4).reshape(3, -1, n_tokens, size)
-    unused = heads.new_empty(())
+    fits_register = n_tokens * heads.element_size() < _register_bytes()
+    # matrices so small that a product in half precision takes longer to prepare than to compute
+    dtype = torch.float32 if fits_register else heads.dtype
+    heads_first = heads.permute(2, 0, 3, 1, 4).to(dtype, memory_format=torch.contiguous_format)
+    query, key, value = heads_first.reshape(3, -1, n_tokens, size)
+    unused = query.new_empty(())
     scale = 1 / math.sqrt(size)
-    if n_tokens * heads.element_size() < _register_bytes():
+    if n_tokens * query.element_size() < _register_bytes():
         # softmax along rows that do not fill a register is slow, so it is taken along columns
         scores = torch.baddbmm(unused, key, query.transpose(1, 2), beta=0, alpha=scale)
         weights = scores.softmax(dim=1).transpose(1, 2)
@@ -220,7 +224,7 @@ def _matrix_products(heads: Tensor) -> Tensor:
         scores = torch.baddbmm(unused, query, key.transpose(1, 2), beta=0, alpha=scale)
         weights = scores.softmax(dim=2)
     attended = torch.bmm(weights, value).view(n_texts, n_heads, n_tokens, size)
-    return attended.transpose(1, 2).flatten(2)
+    return attended.transpose(1, 2).to(heads.dtype).flatten(2)
 
 
 def _register_bytes() -> int:

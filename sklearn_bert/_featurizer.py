@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -41,6 +42,7 @@ __all__ = ["BertLayerFeaturizer"]
 # format. A new parameter or attribute needs neither, if its absence means its default. Format 0,
 # before there was a number, is read as it is.
 _STATE_FORMAT = 1
+_SKLEARN_KEEPS_INDEX = parse_version(sklearn.__version__) >= parse_version("1.7.1")
 # Parameters that decide the features. Changed after fit, they raise until the next fit.
 _WHAT = (
     "layers",
@@ -52,6 +54,8 @@ _WHAT = (
     "long_documents",
     "dtype",
 )
+# Parameters that decide only how they are computed. They take effect at the next call.
+_HOW = ("device", "batch_tokens", "cache", "local_files_only", "verbose")
 
 
 class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
@@ -297,7 +301,8 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             If the model files are not those of ``fit``.
         """
         check_is_fitted(self)
-        self._validate_params()
+        if any(getattr(self, name) is not value for name, value in self._fitted_params.items()):
+            self._validate_params()
         return _keep_index(self, self._transform_texts(check_documents(X)), X)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
@@ -334,6 +339,8 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         state = {**super().__getstate__(), "_state_format": _STATE_FORMAT}
         if type(self.device).__module__ == "torch":
             state["device"] = str(self.device)  # so that reading it does not import torch
+        if "_fitted_params" in state:
+            state["_fitted_params"] = {**state["_fitted_params"], "device": state["device"]}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -354,6 +361,12 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             state["_fitted_params"] = {**defaults, **state["_fitted_params"]}
         state.pop("_state_format", None)
         super().__setstate__(state)
+
+    @classmethod
+    @cache
+    def _get_param_names(cls) -> list[str]:
+        # reading the signature is a tenth of a millisecond of every call, and never changes
+        return super()._get_param_names()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -385,7 +398,8 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         given_as_folder = folder.revision is None and not isinstance(self.model, PortableModel)
         self.model_path_ = folder.path if given_as_folder else None
         self.revision_ = folder.revision
-        self._fitted_params = {name: getattr(self, name) for name in (*_WHAT, "model", "revision")}
+        names = (*_WHAT, *_HOW, "model", "revision")
+        self._fitted_params = {name: getattr(self, name) for name in names}
         self._fitted_poolings = spec.states.poolings
         return self
 
@@ -481,7 +495,7 @@ def _keep_index(estimator: BaseEstimator, features: NDArray[np.float32], X: Any)
     Before 1.7.1 it numbers the rows of a Series anew, and a ColumnTransformer that joins its frames
     by index then pairs features with the wrong rows.
     """
-    if parse_version(sklearn.__version__) >= parse_version("1.7.1"):
+    if _SKLEARN_KEEPS_INDEX:
         return features
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(X, pandas.Series):

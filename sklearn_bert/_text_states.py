@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from ._batching import chunks, plan_batches
 from ._cache import FeatureCache, open_store
 from ._pooling import Pooling, Reading, pooling_identity, resolve_poolings
+from ._progress import Progress, watched_by
 from ._store import NOT_FOUND, NoStore, Shelf, Store
 from ._tokenization import Encodings, tokenize
 from .exceptions import CacheWarning, warn_caller
@@ -61,12 +61,15 @@ class Execution:
         Where vectors are kept.
     verbose : bool
         Whether to show a progress bar.
+    observers : tuple of Progress
+        Who else is told how far a call has come.
     """
 
     device: Any = "auto"
     batch_tokens: int | str = "auto"
     cache: FeatureCache | None = None
     verbose: bool | int = False
+    observers: tuple[Progress, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def pooled_states(
     n_tokens : ndarray of shape (n_texts,)
         Tokens of each text before it was cut.
     """
-    with tqdm(total=len(texts), unit="text", disable=not execution.verbose) as progress:
+    with watched_by(len(texts), execution.verbose, *execution.observers) as progress:
         job = _Job(texts, wanted, reference, execution, progress)
         missing = job.fetch(np.arange(len(texts)))
         for chunk in _text_chunks([texts[row] for row in missing]):
@@ -147,7 +150,7 @@ class _Job:
         wanted: StateSpec,
         reference: ModelReference,
         execution: Execution,
-        progress: Any,
+        progress: Progress,
     ) -> None:
         from ._models import resolve_device  # torch only from here on
 
@@ -186,7 +189,7 @@ class _Job:
         self.is_filled[rows[found]] = True
         if not everything:
             self.vectors[rows[found]] = vectors[found]
-        self.progress.update(int(found.sum()))
+        self.progress.update(int(found.sum()), 0)
         return rows[~found]
 
     def compute(self, rows: NDArray[np.intp]) -> None:
@@ -256,7 +259,7 @@ class _Job:
             if self.namespace:
                 for parts, block in zip(kept, blocks, strict=True):
                     parts.append(block)
-            self.progress.update(len(batch))
+            self.progress.update(len(batch), sum(group.ids.size for group in groups))
         if self.namespace:
             self._put(np.concatenate(done), kept)
 

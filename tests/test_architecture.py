@@ -20,6 +20,7 @@ STOREYS = {
     "_tokenization.py": 0,
     "_packed_linear.py": 0,
     "_process_lock.py": 0,
+    "_progress.py": 0,
     "_store.py": 0,
     "_model_files.py": 1,
     "_fast_bert.py": 1,
