@@ -1,4 +1,4 @@
-"""Which texts go through the model together: integers in, integers out.
+"""Which texts go through the model together.
 
 Batches are made of groups of texts of equal length. So no attention mask is needed, no token is
 computed that nobody asked for, and (with the kernels of ``_packed_linear``) a text gets the same
@@ -11,15 +11,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["chunks", "plan_batches"]
+__all__ = ["TextGroup", "chunks", "plan_batches"]
+
+
+@dataclass(frozen=True)
+class TextGroup:
+    """Token ids of texts of one length, whose counted tokens stand at the same positions.
+
+    Attributes
+    ----------
+    ids : ndarray of shape (n_texts, n_tokens)
+        Token ids, int64.
+    counted : slice or list of int
+        Positions of the tokens that count.
+    types : ndarray of shape (n_texts, n_tokens) or None
+        Token types, int64; None if all are 0.
+    """
+
+    ids: NDArray[np.int64]
+    counted: slice | list[int]
+    types: NDArray[np.int64] | None = None
+
+    def __getitem__(self, texts: slice) -> TextGroup:
+        types = None if self.types is None else self.types[texts]
+        return TextGroup(self.ids[texts], self.counted, types)
 
 
 def plan_batches(
-    lengths: Sequence[int], budget: int, spread: float = 0.0
+    lengths: Sequence[int] | NDArray[np.intp], budget: int, spread: float = 0.0
 ) -> Iterator[NDArray[np.intp]]:
     """Group texts into batches of at most `budget` tokens.
 

@@ -6,20 +6,21 @@ label. What is not one text per row is refused with a sentence that says what wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import narwhals as nw
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
-__all__ = ["check_documents", "unique_documents"]
+__all__ = ["check_documents", "check_pairs", "unique_documents"]
 
 _ROWS_SHOWN = 5
+_Hashable = TypeVar("_Hashable", bound=Hashable)
 
 
-def check_documents(X: Any) -> list[str]:
+def check_documents(X: Any, missing: str = "error") -> list[str]:
     """Return the texts of `X` as a list of str.
 
     Parameters
@@ -27,6 +28,8 @@ def check_documents(X: Any) -> list[str]:
     X : iterable of str of length n_samples
         List, tuple, generator, NumPy array of shape ``(n_samples,)`` or ``(n_samples, 1)``,
         pandas, polars or pyarrow column, or a frame with one column. An iterator is consumed.
+    missing : {"error", "empty"}, default="error"
+        Whether a missing value (None, nan, NaT, pandas.NA) is an error or the empty text.
 
     Returns
     -------
@@ -39,7 +42,7 @@ def check_documents(X: Any) -> list[str]:
     TypeError
         If `X` or one of its rows is of a type that is not text.
     ValueError
-        If `X` is a bare string, has several columns, or has missing values.
+        If `X` is a bare string, has several columns, or has missing values that it must not have.
 
     Examples
     --------
@@ -48,16 +51,55 @@ def check_documents(X: Any) -> list[str]:
     >>> check_documents(["good film", None])
     Traceback (most recent call last):
     ...
-    ValueError: X has 1 missing value, in row 1. Drop the row or fill it, for example with ''.
+    ValueError: X has 1 missing value, in row 1. Drop the row or use missing='empty'.
+    >>> check_documents(["good film", None], missing="empty")
+    ['good film', '']
     """
     rows = _as_rows(X)
     if all(type(row) is str for row in rows):
         return [_without_surrogates(row) for row in rows]
-    _refuse_missing(rows)
+    rows = _without_missing(rows, missing)
     return [_without_surrogates(_as_str(row, position)) for position, row in enumerate(rows)]
 
 
-def unique_documents(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
+def check_pairs(X: Any, missing: str = "error") -> list[tuple[str, str]]:
+    """Return the pairs of texts of `X`.
+
+    Parameters
+    ----------
+    X : iterable of (str, str) of length n_samples
+        List or iterator of tuples or lists of two, NumPy array of shape ``(n_samples, 2)``, or a
+        pandas, polars or pyarrow frame with two columns.
+    missing : {"error", "empty"}, default="error"
+        Whether a missing value is an error or the empty text.
+
+    Returns
+    -------
+    list of (str, str) of length n_samples
+        In the order of the rows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `X` is not two texts per row.
+
+    Examples
+    --------
+    >>> check_pairs(np.array([["a good film", "a fine movie"]]))
+    [('a good film', 'a fine movie')]
+    """
+    first, second = _as_two_columns(X)
+    if missing == "error":
+        pairs = zip(first, second, strict=True)
+        _refuse_missing([_is_missing(one) or _is_missing(other) for one, other in pairs])
+    columns = []
+    for column in (first, second):
+        texts = ["" if _is_missing(text) else text for text in column]
+        columns.append([_without_surrogates(_as_str(t, row)) for row, t in enumerate(texts)])
+    return list(zip(*columns, strict=True))
+
+
+def unique_documents(texts: Sequence[_Hashable]) -> tuple[list[_Hashable], NDArray[np.intp]]:
     """Return the distinct texts in order of appearance, and where each row finds its own.
 
     Examples
@@ -66,7 +108,7 @@ def unique_documents(texts: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]
     >>> unique, inverse.tolist()
     (['b', 'a'], [0, 1, 0])
     """
-    positions: dict[str, int] = {}
+    positions: dict[_Hashable, int] = {}
     inverse = np.fromiter(
         (positions.setdefault(text, len(positions)) for text in texts), np.intp, len(texts)
     )
@@ -133,21 +175,62 @@ def _is_missing(row: Any) -> bool:
     return isinstance(row, float | np.floating) and bool(np.isnan(row))
 
 
-def _refuse_missing(rows: Sequence[Any]) -> None:
-    missing = [position for position, row in enumerate(rows) if _is_missing(row)]
+def _without_missing(rows: Sequence[Any], missing: str) -> list[Any]:
+    is_missing = [_is_missing(row) for row in rows]
+    if missing == "error":
+        _refuse_missing(is_missing)
+    return ["" if gap else row for gap, row in zip(is_missing, rows, strict=True)]
+
+
+def _refuse_missing(is_missing: Sequence[bool]) -> None:
+    missing = [position for position, gap in enumerate(is_missing) if gap]
     if not missing:
         return
     if len(missing) == 1:
         raise ValueError(
-            f"X has 1 missing value, in row {missing[0]}. Drop the row or fill it, for example "
-            "with ''."
+            f"X has 1 missing value, in row {missing[0]}. Drop the row or use missing='empty'."
         )
     shown = ", ".join(map(str, missing[:_ROWS_SHOWN]))
     more = ", ..." if len(missing) > _ROWS_SHOWN else ""
     raise ValueError(
-        f"X has {len(missing)} missing values, in rows {shown}{more}. Drop these rows or fill "
-        "them, for example with ''."
+        f"X has {len(missing)} missing values, in rows {shown}{more}. Drop these rows or use "
+        "missing='empty'."
     )
+
+
+def _as_two_columns(X: Any) -> tuple[list[Any], list[Any]]:
+    """Return the two columns of `X` as lists."""
+    if isinstance(X, np.ndarray):
+        if X.ndim != 2 or X.shape[1] != 2:
+            raise ValueError(f"X is an array of shape {X.shape}; text_pair=True needs (n, 2).")
+        if X.size and X.dtype.kind not in "UOT":
+            raise TypeError(f"X is an array of dtype {X.dtype}; expected texts (str).")
+        return X[:, 0].tolist(), X[:, 1].tolist()
+    if isinstance(X, str | bytes | bytearray | Mapping | Set) or issparse(X):
+        raise TypeError(f"X is of type {type(X).__name__}; text_pair=True needs two texts per row.")
+    native = nw.from_native(X, pass_through=True, allow_series=True)
+    if isinstance(native, nw.LazyFrame) or hasattr(X, "__dask_graph__"):
+        raise TypeError(f"X is lazy ({type(X).__name__}); compute or collect it first.")
+    if isinstance(native, nw.DataFrame):
+        if native.shape[1] != 2:
+            raise ValueError(
+                f"X has {native.shape[1]} columns; text_pair=True needs two, one text each."
+            )
+        return native[:, 0].to_list(), native[:, 1].to_list()
+    if isinstance(native, nw.Series) or not isinstance(X, Iterable):
+        raise TypeError(f"X is of type {type(X).__name__}; text_pair=True needs two texts per row.")
+    rows = list(X)
+    for position, row in enumerate(rows):
+        if not isinstance(row, tuple | list | np.ndarray) or len(row) != 2:
+            raise ValueError(
+                f"row {position} of X is {_shown(row)}; text_pair=True needs two texts per row."
+            )
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def _shown(row: Any) -> str:
+    length = f" of {len(row)}" if isinstance(row, tuple | list) else ""
+    return f"a {type(row).__name__}{length}"
 
 
 def _as_str(row: Any, position: int) -> str:
@@ -157,7 +240,7 @@ def _as_str(row: Any, position: int) -> str:
     if isinstance(row, bytes):
         hint = " Decode it first."
     elif isinstance(row, list | tuple | np.ndarray):
-        hint = " Pass one text per row; pairs and nested lists are not read."
+        hint = " Pass one text per row; for pairs of texts use text_pair=True."
     raise TypeError(f"row {position} of X is of type {type(row).__name__}, not str.{hint}")
 
 

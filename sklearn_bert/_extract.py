@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from ._documents import unique_documents
 from ._layers import LAYER_COMBINATIONS
 from ._text_states import Execution, StateSpec, count_tokens, pooled_states
+from ._tokenization import Text
 from .exceptions import LongDocumentError, TruncationWarning, warn_caller
 
 if TYPE_CHECKING:
     from ._models import ModelReference
 
-__all__ = ["FeatureSpec", "combine", "extract_features"]
+__all__ = ["FeatureSpec", "combine", "extract_features", "refuse_long", "warn_truncated"]
 
 _ROWS_SHOWN = 5
 
@@ -45,8 +46,8 @@ class FeatureSpec:
         Key of ``LAYER_COMBINATIONS``.
     norm : {"l2"} or None
         Norm that rows are divided by.
-    long_documents : {"truncate", "error"}
-        What happens to a text with more tokens than ``states.max_length``.
+    long_documents : {"truncate", "window", "error"}
+        What happens to a text with more tokens than ``states.layout.max_length``.
     """
 
     states: StateSpec
@@ -56,13 +57,13 @@ class FeatureSpec:
 
 
 def extract_features(
-    texts: Sequence[str], spec: FeatureSpec, reference: ModelReference, execution: Execution
-) -> NDArray[np.float32]:
+    texts: Sequence[Text], spec: FeatureSpec, reference: ModelReference, execution: Execution
+) -> tuple[NDArray[np.float32], int]:
     """Compute the features of texts.
 
     Parameters
     ----------
-    texts : sequence of str
+    texts : sequence of str, or of (str, str)
         One per row.
     spec : FeatureSpec
         What to compute.
@@ -73,22 +74,26 @@ def extract_features(
 
     Returns
     -------
-    ndarray of shape (n_texts, n_features)
+    features : ndarray of shape (n_texts, n_features)
         C-contiguous float32 that owns its memory.
+    n_truncated : int
+        How many texts were cut.
     """
     distinct, row_of = unique_documents(texts)
-    max_length = spec.states.max_length
+    layout = spec.states.layout
     if spec.long_documents == "error":
-        _refuse_long(count_tokens(distinct, max_length, reference)[row_of], max_length)
+        refuse_long(count_tokens(distinct, layout, reference)[row_of], layout.max_length)
     vectors, n_tokens = pooled_states(distinct, spec.states, reference, execution)
-    _warn_truncated(n_tokens[row_of], max_length)
+    n_truncated = 0
+    if spec.long_documents == "truncate":
+        n_truncated = warn_truncated(n_tokens[row_of], layout.max_length)
     features = combine(vectors, spec)
     features = features[row_of] if len(distinct) < len(texts) else features
-    if features.base is None:
-        return features
-    # layers side by side are the vectors as they lie in memory: hand out that array, not a view
-    owner = features.base
-    return owner if owner.shape == features.shape else features.copy()
+    if features.base is not None:
+        # layers side by side are the vectors as they lie in memory: hand out that array, not a view
+        owner = features.base
+        features = owner if owner.shape == features.shape else features.copy()
+    return features, n_truncated
 
 
 def combine(vectors: NDArray[np.float32], spec: FeatureSpec) -> NDArray[np.float32]:
@@ -117,7 +122,8 @@ def combine(vectors: NDArray[np.float32], spec: FeatureSpec) -> NDArray[np.float
     return features
 
 
-def _refuse_long(n_tokens: NDArray[np.intp], max_length: int) -> None:
+def refuse_long(n_tokens: NDArray[np.intp], max_length: int) -> None:
+    """Raise if any text has more than `max_length` tokens."""
     rows = np.flatnonzero(n_tokens > max_length)
     if len(rows):
         shown = ", ".join(f"{row} ({n_tokens[row]} tokens)" for row in rows[:_ROWS_SHOWN])
@@ -127,11 +133,15 @@ def _refuse_long(n_tokens: NDArray[np.intp], max_length: int) -> None:
         )
 
 
-def _warn_truncated(n_tokens: NDArray[np.intp], max_length: int) -> None:
+def warn_truncated(n_tokens: NDArray[np.intp], max_length: int) -> int:
+    """Warn once of all texts with more than `max_length` tokens, and return their number."""
     cut = n_tokens[n_tokens > max_length]
     if len(cut):
+        n_lost = int((cut - max_length).sum())
         warn_caller(
-            f"{len(cut)} of {len(n_tokens)} texts were cut to max_length={max_length} tokens (the "
-            f"longest has {cut.max()}); the rest of them did not reach the model.",
+            f"{len(cut)} of {len(n_tokens)} texts were cut to max_length={max_length} tokens: "
+            f"{n_lost} of {n_tokens.sum()} tokens did not reach the model (the longest text has "
+            f"{cut.max()}). long_documents='window' reads them all.",
             TruncationWarning,
         )
+    return len(cut)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
+from ._batching import TextGroup
 from ._packed_linear import PackedLinear, packing_works
-from ._tokenization import TextGroup
 
 __all__ = ["Block", "Embeddings", "FastBert", "fast_bert"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
@@ -20,12 +20,13 @@ from sklearn.utils.fixes import parse_version
 from sklearn.utils.validation import check_is_fitted
 
 from ._cache import CacheParameter, resolve_cache
-from ._documents import check_documents
+from ._documents import check_documents, check_pairs
 from ._extract import FeatureSpec, extract_features
 from ._layers import LAYER_COMBINATIONS, LayersParameter, resolve_layers
 from ._model_files import PortableModel, fingerprint, open_model
 from ._pooling import Pooling, resolve_poolings
 from ._text_states import Execution, StateSpec
+from ._tokenization import Text, TextLayout
 from .exceptions import (
     ConstantFeaturesWarning,
     FingerprintMismatchError,
@@ -52,6 +53,9 @@ _WHAT = (
     "norm",
     "max_length",
     "long_documents",
+    "window_overlap",
+    "missing",
+    "text_pair",
     "dtype",
 )
 # Parameters that decide only how they are computed. They take effect at the next call.
@@ -97,9 +101,22 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         Divide each row by its Euclidean length.
     max_length : int, default=None
         Most tokens of a text, special tokens included. None is the model's own limit.
-    long_documents : {"truncate", "error"}, default="truncate"
-        What happens to texts with more tokens: the end is cut off, with one
-        :class:`~sklearn_bert.exceptions.TruncationWarning` per call, or ``transform`` raises.
+    long_documents : {"truncate", "window", "error"}, default="truncate"
+        What happens to texts with more tokens. ``"truncate"`` cuts the end off, with one
+        :class:`~sklearn_bert.exceptions.TruncationWarning` per call. ``"window"`` reads the whole
+        text in windows of `max_length` tokens, each with its own special tokens, and merges their
+        vectors as the pooling says: with ``"mean"``, ``"mean_sqrt_len"``, ``"max"`` and ``"min"``
+        as if all tokens of the text had been pooled at once, with ``"cls"``, ``"last"`` and
+        ``"pooler"`` as the mean over windows. ``"error"`` makes ``transform`` raise.
+    window_overlap : int, default=0
+        Tokens that neighbouring windows share. Each counts once, in the window where it has more
+        context: the first half in the earlier one, the second half in the later one.
+    missing : {"error", "empty"}, default="error"
+        Whether missing values (None, nan, NaT, pandas.NA) are refused or read as the empty text.
+    text_pair : bool, default=False
+        If True, `X` has two columns, and each row is read as a BERT sentence pair: ``[CLS]``
+        first ``[SEP]`` second ``[SEP]``, with token types where the model has them. A pair that is
+        too long is cut at the end of its longer text first.
     dtype : {"float32", "bfloat16", "float16"}, default="float32"
         Precision of the model; features are float32 always. On a CPU without arithmetic for a
         half precision, its rounded weights are computed with in float32.
@@ -134,6 +151,9 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         Absolute path of the model, if it was given as a folder.
     revision_ : str or None
         Commit of the model, if it came from the hub.
+    n_truncated_ : int
+        How many of the texts given to ``fit_transform`` were cut. ``fit`` alone does not read
+        them, so it does not set this.
 
     See Also
     --------
@@ -186,7 +206,10 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         "special_tokens": [StrOptions({"include", "exclude"})],
         "norm": [StrOptions({"l2"}), None],
         "max_length": [Interval(Integral, 1, None, closed="left"), None],
-        "long_documents": [StrOptions({"truncate", "error"})],
+        "long_documents": [StrOptions({"truncate", "window", "error"})],
+        "window_overlap": [Interval(Integral, 0, None, closed="left")],
+        "missing": [StrOptions({"error", "empty"})],
+        "text_pair": ["boolean"],
         "dtype": [StrOptions({"float32", "bfloat16", "float16"})],
         "batch_tokens": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "local_files_only": ["boolean"],
@@ -205,6 +228,9 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         norm: str | None = None,
         max_length: int | None = None,
         long_documents: str = "truncate",
+        window_overlap: int = 0,
+        missing: str = "error",
+        text_pair: bool = False,
         dtype: str = "float32",
         device: Any = "auto",
         batch_tokens: int | str = "auto",
@@ -221,6 +247,9 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         self.norm = norm
         self.max_length = max_length
         self.long_documents = long_documents
+        self.window_overlap = window_overlap
+        self.missing = missing
+        self.text_pair = text_pair
         self.dtype = dtype
         self.device = device
         self.batch_tokens = batch_tokens
@@ -235,7 +264,8 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         Parameters
         ----------
         X : iterable of str of length n_samples
-            Texts: a list, an array, a column, or a frame with one column.
+            Texts: a list, an array, a column, or a frame with one column. With ``text_pair=True``
+            two texts a row: a list of tuples, an array or a frame with two columns.
         y : ignored
             Present for scikit-learn's conventions.
 
@@ -255,7 +285,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         RuntimeError
             If the device is not there.
         """
-        self._fit_texts(check_documents(X))
+        self._fit_texts(self._read(X))
         return self
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -274,8 +304,10 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         ndarray of shape (n_samples, n_features)
             As of :meth:`transform`.
         """
-        texts = check_documents(X)
-        return _keep_index(self, self._fit_texts(texts)._transform_texts(texts), X)
+        texts = self._read(X)
+        spec = self._fit_texts(texts)._fitted_spec()
+        features, self.n_truncated_ = self._transform_texts(texts, spec)
+        return _keep_index(self, features, X)
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Return the features of texts.
@@ -283,7 +315,8 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         Parameters
         ----------
         X : iterable of str of length n_samples
-            Texts: a list, an array, a column, or a frame with one column.
+            Texts: a list, an array, a column, or a frame with one column. With ``text_pair=True``
+            two texts a row: a list of tuples, an array or a frame with two columns.
 
         Returns
         -------
@@ -303,7 +336,8 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         if any(getattr(self, name) is not value for name, value in self._fitted_params.items()):
             self._validate_params()
-        return _keep_index(self, self._transform_texts(check_documents(X)), X)
+        spec = self._fitted_spec()
+        return _keep_index(self, self._transform_texts(self._read(X), spec)[0], X)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return a name for each column, such as ``layer11_mean_007``.
@@ -370,13 +404,17 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.one_d_array = True
-        tags.input_tags.two_d_array = False
+        tags.input_tags.one_d_array = not self.text_pair
+        tags.input_tags.two_d_array = bool(self.text_pair)
         tags.input_tags.string = True
         tags.transformer_tags.preserves_dtype = []
         return tags
 
-    def _fit_texts(self, texts: list[str]) -> Self:
+    def _read(self, X: Any) -> Sequence[Text]:
+        """Return what `X` holds: a text or a pair of texts per row."""
+        return (check_pairs if self.text_pair else check_documents)(X, self.missing)
+
+    def _fit_texts(self, texts: Sequence[Text]) -> Self:
         if not texts:
             raise ValueError(
                 "Found array with 0 sample(s) while a minimum of 1 is required by fit."
@@ -388,12 +426,12 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             facts = inspect_model(folder, identity)
         resolve_device(self.device)
         resolve_cache(self.cache)
-        spec = self._spec(facts.n_layers, _check_max_length(self.max_length, facts))
+        spec = self._spec(facts.n_layers, self._check_lengths(facts))
         _check_poolings(spec.states, facts)
         self.layers_ = spec.states.layers
         self.n_layers_ = facts.n_layers
         self.hidden_size_ = facts.hidden_size
-        self.max_length_ = spec.states.max_length
+        self.max_length_ = spec.states.layout.max_length
         self.model_fingerprint_ = identity
         given_as_folder = folder.revision is None and not isinstance(self.model, PortableModel)
         self.model_path_ = folder.path if given_as_folder else None
@@ -401,24 +439,59 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         names = (*_WHAT, *_HOW, "model", "revision")
         self._fitted_params = {name: getattr(self, name) for name in names}
         self._fitted_poolings = spec.states.poolings
+        if hasattr(self, "n_truncated_"):
+            del self.n_truncated_  # of an earlier fit_transform
         return self
 
-    def _transform_texts(self, texts: list[str]) -> NDArray[np.float32]:
+    def _transform_texts(
+        self, texts: Sequence[Text], spec: FeatureSpec
+    ) -> tuple[NDArray[np.float32], int]:
         execution = Execution(
             device=self.device,
             batch_tokens=self.batch_tokens,
             cache=resolve_cache(self.cache),
             verbose=self.verbose,
         )
-        return extract_features(texts, self._fitted_spec(), self._reference(), execution)
+        return extract_features(texts, spec, self._reference(), execution)
+
+    def _check_lengths(self, facts: ModelFacts) -> int:
+        """Return the maximum length to use, or say why the parameters cannot be met."""
+        n_special = facts.n_special_tokens
+        if self.text_pair:
+            if facts.n_pair_tokens is None:
+                raise ValueError(f"the tokenizer of model={self.model!r} takes no pairs of texts.")
+            n_special = facts.n_pair_tokens
+        max_length = facts.max_length if self.max_length is None else int(self.max_length)
+        if max_length > facts.position_limit:
+            raise ValueError(
+                f"max_length={max_length} is more than the {facts.position_limit} tokens this "
+                "model has positions for."
+            )
+        if max_length <= n_special:
+            raise ValueError(
+                f"max_length={max_length} leaves no room for text beside the {n_special} special "
+                f"tokens; use {n_special + 1} or more."
+            )
+        if self.long_documents == "window" and self.text_pair:
+            raise ValueError("pairs of texts are not read in windows; use 'truncate' or 'error'.")
+        if self.long_documents != "window" and self.window_overlap:
+            raise ValueError(
+                f"window_overlap={self.window_overlap} has a meaning with long_documents='window' "
+                f"only; got {self.long_documents!r}."
+            )
+        if self.window_overlap >= max_length - n_special:
+            raise ValueError(
+                f"window_overlap={self.window_overlap} leaves no room for new tokens: a window "
+                f"has {max_length - n_special} beside its {n_special} special tokens."
+            )
+        return max_length
 
     def _spec(self, n_layers: int, max_length: int) -> FeatureSpec:
         """Return what the parameters ask for, of a model with `n_layers` blocks."""
         states = StateSpec(
             layers=resolve_layers(self.layers, n_layers),
             poolings=resolve_poolings(self.pooling),
-            special_tokens=self.special_tokens,
-            max_length=max_length,
+            layout=_layout(vars(self), max_length),
             dtype=self.dtype,
         )
         return FeatureSpec(states, self.layer_combination, self.norm, self.long_documents)
@@ -441,8 +514,7 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         states = StateSpec(
             layers=self.layers_,
             poolings=self._fitted_poolings,
-            special_tokens=given["special_tokens"],
-            max_length=self.max_length_,
+            layout=_layout(given, self.max_length_),
             dtype=given["dtype"],
         )
         return FeatureSpec(
@@ -505,21 +577,15 @@ def _keep_index(estimator: BaseEstimator, features: NDArray[np.float32], X: Any)
     return pandas.DataFrame(features, index=X.index, copy=False)
 
 
-def _check_max_length(max_length: int | None, facts: ModelFacts) -> int:
-    """Return the maximum length to use, or say why `max_length` cannot be it."""
-    if max_length is None:
-        return facts.max_length
-    if max_length > facts.position_limit:
-        raise ValueError(
-            f"max_length={max_length} is more than the {facts.position_limit} tokens this model "
-            "has positions for."
-        )
-    if max_length <= facts.n_special_tokens:
-        raise ValueError(
-            f"max_length={max_length} leaves no room for text beside the "
-            f"{facts.n_special_tokens} special tokens; use {facts.n_special_tokens + 1} or more."
-        )
-    return int(max_length)
+def _layout(parameters: Mapping[str, Any], max_length: int) -> TextLayout:
+    """Return how a text becomes token ids under `parameters`."""
+    in_windows = parameters["long_documents"] == "window"
+    return TextLayout(
+        max_length=max_length,
+        special_tokens=parameters["special_tokens"],
+        window_overlap=parameters["window_overlap"] if in_windows else None,
+        text_pair=bool(parameters["text_pair"]),
+    )
 
 
 def _check_poolings(spec: StateSpec, facts: ModelFacts) -> None:

@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ._batching import TextGroup
 from ._pooling import Pooling, Reading
-from ._tokenization import TextGroup
 from .exceptions import SlowPathWarning, UnsupportedModelError, warn_caller
 
 __all__ = ["Encoder", "HookedModel", "Runner", "free_memory"]
@@ -371,7 +371,7 @@ def _pool_all(states: Sequence[Tensor], groups: Sequence[TextGroup], pooling: Po
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
 
-def _pool(states: Tensor, counted: slice, pooling: Pooling) -> Tensor:
+def _pool(states: Tensor, counted: slice | list[int], pooling: Pooling) -> Tensor:
     """Reduce states of shape ``(n_texts, n_tokens, hidden_size)`` to ``(n_texts, hidden_size)``."""
     tokens = states[:, counted] if pooling.reads == "counted" else states
     if tokens.shape[1] == 0:

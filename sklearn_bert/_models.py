@@ -42,7 +42,12 @@ from ._model_files import (
     weight_shapes,
 )
 from ._packed_linear import packing_works, stabilize_activations, stabilize_linears
-from ._tokenization import TextTokenizer, find_special_tokens, stateless_tokenizer
+from ._tokenization import (
+    TextTokenizer,
+    find_pair_tokens,
+    find_special_tokens,
+    stateless_tokenizer,
+)
 from .exceptions import FingerprintMismatchError, ModelFilesError, UnsupportedModelError
 
 __all__ = [
@@ -137,6 +142,8 @@ class ModelFacts:
         Tokens the model can take at all.
     n_special_tokens : int
         Special tokens around a text.
+    n_pair_tokens : int or None
+        Special tokens around and between two texts; None if the tokenizer takes no pairs.
     has_pooler : bool
         Whether the checkpoint has weights for the pooler.
     """
@@ -147,6 +154,7 @@ class ModelFacts:
     max_length: int
     position_limit: int
     n_special_tokens: int
+    n_pair_tokens: int | None
     has_pooler: bool
 
 
@@ -208,6 +216,7 @@ def _inspect(folder: ModelFolder, identity: str) -> ModelFacts:
         max_length=min(tokenizer.recorded_length or position_limit, position_limit),
         position_limit=position_limit,
         n_special_tokens=len(tokenizer.special_tokens),
+        n_pair_tokens=None if tokenizer.pair_tokens is None else len(tokenizer.pair_tokens),
         has_pooler=getattr(skeleton, "pooler", None) is not None and not missing,
     )
 
@@ -550,7 +559,10 @@ def _load_tokenizer(folder: ModelFolder) -> TextTokenizer:
         )
     recorded = loaded.model_max_length
     return TextTokenizer(
-        backend, special_tokens, int(recorded) if recorded and recorded < _NO_LIMIT else None
+        backend,
+        special_tokens,
+        find_pair_tokens(backend),
+        int(recorded) if recorded and recorded < _NO_LIMIT else None,
     )
 
 

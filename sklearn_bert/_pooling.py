@@ -13,12 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "MERGES",
     "POOLINGS",
     "Pooling",
     "Reading",
@@ -26,6 +30,36 @@ __all__ = [
     "pooling_named",
     "resolve_poolings",
 ]
+
+
+def _merge_mean(vectors: NDArray[Any], n_counted: NDArray[Any]) -> NDArray[Any]:
+    return vectors.mean(axis=0)
+
+
+def _merge_token_mean(vectors: NDArray[Any], n_counted: NDArray[Any]) -> NDArray[Any]:
+    return np.average(vectors, axis=0, weights=n_counted)
+
+
+def _merge_token_sum_sqrt(vectors: NDArray[Any], n_counted: NDArray[Any]) -> NDArray[Any]:
+    return np.tensordot(np.sqrt(n_counted), vectors, axes=1) / np.sqrt(n_counted.sum())
+
+
+def _merge_max(vectors: NDArray[Any], n_counted: NDArray[Any]) -> NDArray[Any]:
+    return vectors.max(axis=0)
+
+
+def _merge_min(vectors: NDArray[Any], n_counted: NDArray[Any]) -> NDArray[Any]:
+    return vectors.min(axis=0)
+
+
+# How vectors of shape (n_windows, ...) become one, given how many tokens count in each window.
+MERGES: dict[str, Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]] = {
+    "mean": _merge_mean,
+    "token_mean": _merge_token_mean,
+    "token_sum_sqrt": _merge_token_sum_sqrt,
+    "max": _merge_max,
+    "min": _merge_min,
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +80,13 @@ class Pooling:
         when ``special_tokens="exclude"``; a text without such tokens gives zeros), always all
         tokens, or the model's trained pooler output of shape ``(n_texts, hidden_size)``.
 
+    merge : {"mean", "token_mean", "token_sum_sqrt", "max", "min"}, default="mean"
+        How the vectors v of the windows of a long text become one, with n the number of tokens
+        that count in each: ``"mean"`` is their plain mean, ``"token_mean"`` is Σnv/Σn, so that
+        the mean of windows is that of their tokens, ``"token_sum_sqrt"`` is Σ(v√n)/√Σn, which
+        does the same for sums divided by √n, and ``"max"`` and ``"min"`` are taken for each
+        dimension.
+
     Examples
     --------
     A custom pooling is a function and a name:
@@ -60,6 +101,11 @@ class Pooling:
     name: str
     reduce: Callable[[Tensor], Tensor]
     reads: Literal["counted", "all", "pooler"] = "counted"
+    merge: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.merge not in MERGES:
+            raise ValueError(f"merge must be one of {', '.join(MERGES)}; got {self.merge!r}.")
 
     def __repr__(self) -> str:
         # without the function's address, so that the same pooling always prints the same
@@ -69,14 +115,15 @@ class Pooling:
         # those of this library by name, so that a pickle does not depend on private functions
         if POOLINGS.get(self.name) == self:
             return pooling_named, (self.name,)
-        return Pooling, (self.name, self.reduce, self.reads)
+        return Pooling, (self.name, self.reduce, self.reads, self.merge)
 
     def __getstate__(self) -> dict[str, object]:
         # skops asks for the state instead
         return {"name": self.name} if POOLINGS.get(self.name) == self else dict(vars(self))
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(vars(POOLINGS[str(state["name"])]) if len(state) == 1 else state)
+        state = vars(POOLINGS[str(state["name"])]) if len(state) == 1 else state
+        vars(self).update({"merge": "mean", **state})
 
 
 @dataclass(frozen=True)
@@ -119,10 +166,10 @@ POOLINGS: dict[str, Pooling] = {
     pooling.name: pooling
     for pooling in (
         Pooling("cls", _first, reads="all"),
-        Pooling("mean", _mean),
-        Pooling("max", _max),
-        Pooling("min", _min),
-        Pooling("mean_sqrt_len", _mean_sqrt_len),
+        Pooling("mean", _mean, merge="token_mean"),
+        Pooling("max", _max, merge="max"),
+        Pooling("min", _min, merge="min"),
+        Pooling("mean_sqrt_len", _mean_sqrt_len, merge="token_sum_sqrt"),
         Pooling("last", _last, reads="all"),
         Pooling("pooler", _pooler, reads="pooler"),
     )
@@ -196,7 +243,8 @@ def pooling_identity(pooling: Pooling) -> str | None:
         definition = repr(_definition(pooling.reduce, set()))
     except _CannotBeSeenError:
         return None
-    digest = hashlib.sha256(f"{pooling.reads} {definition}".encode()).hexdigest()
+    parts = f"{pooling.reads} {pooling.merge} {definition}"
+    digest = hashlib.sha256(parts.encode()).hexdigest()
     return f"{pooling.name}:{digest}"
 
 

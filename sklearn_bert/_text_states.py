@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from ._batching import chunks, plan_batches
 from ._cache import FeatureCache, open_store
-from ._pooling import Pooling, Reading, pooling_identity, resolve_poolings
+from ._pooling import MERGES, Pooling, Reading, pooling_identity, resolve_poolings
 from ._progress import Progress, watched_by
 from ._store import NOT_FOUND, NoStore, Shelf, Store
-from ._tokenization import Encodings, tokenize
+from ._tokenization import Encodings, Text, TextLayout, tokenize
+from ._windows import WindowMerger
 from .exceptions import CacheWarning, warn_caller
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "StateSpec", "count_tokens", "pooled_states"]
 
 # Raise it when the same inputs give other numbers than before: old rows are then not found.
-_FORMAT = 1
+_FORMAT = 2
 # Texts tokenized at a time: enough to fill batches of every length, few enough to hold.
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 2**24
@@ -82,29 +83,26 @@ class StateSpec:
         Layer numbers.
     poolings : tuple of Pooling
         How tokens become one vector.
-    special_tokens : {"include", "exclude"}
-        Whether special tokens count.
-    max_length : int
-        Most tokens of a text.
+    layout : TextLayout
+        How a text becomes token ids.
     dtype : {"float32", "bfloat16", "float16"}
         Precision of the model.
     """
 
     layers: tuple[int, ...]
     poolings: tuple[Pooling, ...]
-    special_tokens: str
-    max_length: int
+    layout: TextLayout
     dtype: str
 
 
 def pooled_states(
-    texts: Sequence[str], wanted: StateSpec, reference: ModelReference, execution: Execution
+    texts: Sequence[Text], wanted: StateSpec, reference: ModelReference, execution: Execution
 ) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
     """Find or compute the pooled states of distinct texts.
 
     Parameters
     ----------
-    texts : sequence of str
+    texts : sequence of str, or of (str, str)
         All different.
     wanted : StateSpec
         What to return of each.
@@ -131,13 +129,13 @@ def pooled_states(
 
 
 def count_tokens(
-    texts: Sequence[str], max_length: int, reference: ModelReference
+    texts: Sequence[Text], layout: TextLayout, reference: ModelReference
 ) -> NDArray[np.intp]:
     """Count the tokens of texts, special tokens included, before they are cut."""
     from ._models import get_tokenizer
 
     tokenizer = get_tokenizer(reference)
-    counts = [tokenize(tokenizer, texts[c], max_length).n_tokens for c in _text_chunks(texts)]
+    counts = [tokenize(tokenizer, texts[c], layout).n_tokens for c in _text_chunks(texts)]
     return np.array([n for chunk in counts for n in chunk], np.intp)
 
 
@@ -146,7 +144,7 @@ class _Job:
 
     def __init__(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Text],
         wanted: StateSpec,
         reference: ModelReference,
         execution: Execution,
@@ -155,6 +153,7 @@ class _Job:
         from ._models import resolve_device  # torch only from here on
 
         self.texts = texts
+        self.keys = [text if isinstance(text, str) else _pair_key(*text) for text in texts]
         self.wanted = wanted
         self.reference = reference
         self.device = resolve_device(execution.device)
@@ -178,12 +177,12 @@ class _Job:
         if isinstance(self.store, NoStore) or not len(rows):
             return rows
         everything = np.array_equal(rows, np.arange(len(self.texts)))
-        texts = self.texts if everything else [self.texts[row] for row in rows]
+        keys = self.keys if everything else [self.keys[row] for row in rows]
         vectors = self.vectors if everything else np.empty_like(self.vectors[: len(rows)])
         found = np.ones(len(rows), bool)
         for position, pooling in enumerate(self.wanted.poolings):
             shelf = self._shelf(Reading(pooling, self.wanted.layers))
-            n_tokens = self.store.get(shelf, texts, vectors[:, :, position])
+            n_tokens = self.store.get(shelf, keys, vectors[:, :, position])
             found &= n_tokens != NOT_FOUND
         self.n_tokens[rows[found]] = n_tokens[found]
         self.is_filled[rows[found]] = True
@@ -197,9 +196,9 @@ class _Job:
         from ._models import get_tokenizer
 
         texts = [self.texts[row] for row in rows]
-        encodings = tokenize(get_tokenizer(self.reference), texts, self.wanted.max_length)
+        encodings = tokenize(get_tokenizer(self.reference), texts, self.wanted.layout)
         self.n_tokens[rows] = encodings.n_tokens
-        pending = list(plan_batches(encodings.lengths, _CLAIMED_BATCHES * self.budget, math.inf))
+        pending = list(plan_batches(encodings.text_sizes, _CLAIMED_BATCHES * self.budget, math.inf))
         last_progress = time.monotonic()
         while pending:
             n_before = sum(map(len, pending))
@@ -225,11 +224,11 @@ class _Job:
         if isinstance(self.store, NoStore):
             self._run(rows, encodings, positions)
             return positions[:0]
-        texts = [self.texts[row] for row in rows[positions]]
+        keys = [self.keys[row] for row in rows[positions]]
         claimed: set[str] = set()
         try:
-            claimed = self.store.claim(self.namespace, texts)
-            mine = np.array([text in claimed or not patient for text in texts])
+            claimed = self.store.claim(self.namespace, keys)
+            mine = np.array([key in claimed or not patient for key in keys])
             # between our look and our claim, another may have put them there
             missing = self.fetch(rows[positions[mine]])
             self._run(rows, encodings, positions[np.isin(rows[positions], missing)])
@@ -250,16 +249,19 @@ class _Job:
         encoder = get_encoder(self.reference, self.device, self.wanted.dtype)
         done: list[NDArray[np.intp]] = []
         kept: list[list[NDArray[np.float32]]] = [[] for _ in self.readings]
-        lengths = [encodings.lengths[position] for position in positions]
+        windows = encodings.windows_of(positions)
+        merges = [MERGES[reading.pooling.merge] for reading in self.readings]
+        merger = WindowMerger(encodings.text_of, encodings.n_counted, merges)
+        lengths = [len(encodings.ids[window]) for window in windows]
         for batch in plan_batches(lengths, self.budget, encoder.spread):
-            groups = encodings.groups(positions[batch], self.wanted.special_tokens)
-            blocks = encoder.pooled_states(groups, self.readings)
-            done.append(rows[positions[batch]])
+            groups = encodings.groups(windows[batch])
+            texts, blocks = merger.add(windows[batch], encoder.pooled_states(groups, self.readings))
+            done.append(rows[texts])
             self._take(done[-1], blocks)
             if self.namespace:
                 for parts, block in zip(kept, blocks, strict=True):
                     parts.append(block)
-            self.progress.update(len(batch), sum(group.ids.size for group in groups))
+            self.progress.update(len(texts), sum(group.ids.size for group in groups))
         if self.namespace:
             self._put(np.concatenate(done), kept)
 
@@ -274,11 +276,11 @@ class _Job:
 
     def _put(self, rows: NDArray[np.intp], kept: Sequence[Sequence[NDArray[np.float32]]]) -> None:
         """Put what was computed into the store."""
-        texts = [self.texts[row] for row in rows]
+        keys = [self.keys[row] for row in rows]
         for reading, parts in zip(self.readings, kept, strict=True):
             self.store.put(
                 self._shelf(reading),
-                texts,
+                keys,
                 self.n_tokens[rows],
                 np.concatenate(parts),
                 self.max_bytes,
@@ -326,16 +328,21 @@ def _namespace(wanted: StateSpec, reference: ModelReference, device: Any) -> str
     parts = {
         "format": _FORMAT,
         "model": reference.fingerprint,
-        "max_length": wanted.max_length,
-        "special_tokens": wanted.special_tokens,
+        "layout": asdict(wanted.layout),
         "dtype": wanted.dtype,
         "environment": computing_environment(device),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _text_chunks(texts: Sequence[str]) -> list[slice]:
-    return list(chunks([len(text) for text in texts], _CHUNK_TEXTS, _CHUNK_CHARACTERS))
+def _text_chunks(texts: Sequence[Text]) -> list[slice]:
+    sizes = [len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) for t in texts]
+    return list(chunks(sizes, _CHUNK_TEXTS, _CHUNK_CHARACTERS))
+
+
+def _pair_key(first: str, second: str) -> str:
+    """Return a string that only this pair has."""
+    return f"{len(first)} {first}{second}"
 
 
 def _budget(batch_tokens: int | str, device_type: str) -> int:

@@ -12,10 +12,13 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ._batching import TextGroup
+from ._windows import Window, windows
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -25,9 +28,14 @@ _NOT_IN_TEXTS = "\ufdd0\ufdd1\ufdd2\ufdd3"
 
 __all__ = [
     "Encodings",
+    "PairTokens",
+    "Spans",
     "SpecialTokens",
-    "TextGroup",
+    "Text",
+    "TextLayout",
     "TextTokenizer",
+    "arrange",
+    "find_pair_tokens",
     "find_special_tokens",
     "stateless_tokenizer",
     "tokenize",
@@ -46,6 +54,19 @@ class SpecialTokens:
 
 
 @dataclass(frozen=True)
+class PairTokens:
+    """Ids the tokenizer puts around and between the texts of a pair, and the type of each part."""
+
+    prefix: tuple[int, ...]
+    middle: tuple[int, ...]
+    suffix: tuple[int, ...]
+    types: tuple[int, int, int, int, int]  # of prefix, first text, middle, second text, suffix
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
+@dataclass(frozen=True)
 class TextTokenizer:
     """A tokenizer, without truncation or padding, and what is known of it.
 
@@ -55,79 +76,102 @@ class TextTokenizer:
         Never changed, so threads share it.
     special_tokens : SpecialTokens
         What stands around every text.
+    pair_tokens : PairTokens or None
+        What stands around and between the texts of a pair; None if it takes no pairs.
     recorded_length : int or None
         Most tokens of a text, as its files say; None if they do not.
     """
 
     backend: Tokenizer
     special_tokens: SpecialTokens
+    pair_tokens: PairTokens | None
     recorded_length: int | None
 
 
 @dataclass(frozen=True)
-class TextGroup:
-    """Token ids of texts of one length, whose counted tokens stand at the same positions.
+class TextLayout:
+    """How a text becomes token ids; part of what decides its features.
 
     Attributes
     ----------
-    ids : ndarray of shape (n_texts, n_tokens)
-        Token ids, int64.
-    counted : slice
-        Positions of the tokens that count.
-    types : ndarray of shape (n_texts, n_tokens) or None
-        Token types, int64; None if all are 0.
+    max_length : int
+        Most tokens of a text or window, special tokens included.
+    special_tokens : {"include", "exclude"}
+        Whether special tokens count.
+    window_overlap : int or None
+        Tokens that the windows of a longer text share; None cuts its end off.
+    text_pair : bool
+        Whether a text is a pair of texts.
     """
 
-    ids: NDArray[np.int64]
-    counted: slice
-    types: NDArray[np.int64] | None = None
+    max_length: int
+    special_tokens: str = "include"
+    window_overlap: int | None = None
+    text_pair: bool = False
 
-    def __getitem__(self, texts: slice) -> TextGroup:
-        types = None if self.types is None else self.types[texts]
-        return TextGroup(self.ids[texts], self.counted, types)
+
+# A text, or a pair of texts.
+Text = str | tuple[str, str]
+# Positions (start, stop) of tokens that count; two such ranges for a pair without special tokens.
+Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Encodings:
-    """Token ids of some texts.
+    """Token ids of some texts, in one or several windows each.
 
     Attributes
     ----------
     ids : list of list of int
-        Ids of each text, cut to the maximum length, special tokens included.
+        Ids of each window, special tokens included.
+    spans : list of tuple
+        Which tokens of each window count.
+    text_of : ndarray of shape (n_windows,)
+        Text of each window; the windows of a text follow each other.
     n_tokens : list of int
         Number of tokens of each text before it was cut, special tokens included.
-    special_tokens : SpecialTokens
-        What stands around every text.
+    types : list of list of int or None
+        Token types of each window; None if all are 0.
     """
 
     ids: list[list[int]]
+    spans: list[Spans]
+    text_of: NDArray[np.intp]
     n_tokens: list[int]
-    special_tokens: SpecialTokens
+    types: list[list[int]] | None = None
 
     @property
-    def lengths(self) -> list[int]:
-        """Number of tokens of each text after cutting."""
-        return [len(ids) for ids in self.ids]
+    def n_counted(self) -> list[int]:
+        """Number of tokens of each window that count."""
+        return [sum(stop - start for start, stop in spans) for spans in self.spans]
 
-    def groups(self, rows: NDArray[np.intp], special_tokens: str) -> list[TextGroup]:
-        """Return the ids of some texts, grouped by length.
+    @property
+    def text_sizes(self) -> NDArray[np.intp]:
+        """Number of tokens in the windows of each text."""
+        sizes = np.zeros(len(self.n_tokens), np.intp)
+        np.add.at(sizes, self.text_of, [len(ids) for ids in self.ids])
+        return sizes
 
-        Parameters
-        ----------
-        rows : ndarray of shape (n_rows,)
-            Which texts; those of equal length stand together.
-        special_tokens : {"include", "exclude"}
-            Whether special tokens count.
-        """
+    def windows_of(self, texts: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the windows of some texts, those with the same positions counted together."""
+        chosen = np.flatnonzero(np.isin(self.text_of, texts))
+        return np.array(sorted(chosen, key=lambda window: self.spans[window]), np.intp)
+
+    def groups(self, windows: NDArray[np.intp]) -> list[TextGroup]:
+        """Return the ids of some windows, grouped; those of equal length stand together."""
+
+        def layout(window: int) -> tuple[int, Spans]:
+            return len(self.ids[window]), self.spans[window]
+
         groups = []
-        for n_tokens, some in groupby(rows, key=lambda row: len(self.ids[row])):
-            counted = slice(0, n_tokens)
-            if special_tokens == "exclude":
-                prefix, suffix = len(self.special_tokens.prefix), len(self.special_tokens.suffix)
-                counted = slice(prefix, n_tokens - suffix)
-            ids = np.array([self.ids[row] for row in some], dtype=np.int64)
-            groups.append(TextGroup(ids, counted))
+        for (_, spans), some in groupby(windows, key=layout):
+            members = list(some)
+            ids = np.array([self.ids[window] for window in members], np.int64)
+            types = None
+            if self.types is not None:
+                types = np.array([self.types[window] for window in members], np.int64)
+            counted = [position for span in spans for position in range(*span)]
+            groups.append(TextGroup(ids, slice(*spans[0]) if len(spans) == 1 else counted, types))
         return groups
 
 
@@ -167,31 +211,120 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens | None:
     return SpecialTokens(tuple(encoding.ids[:first]), tuple(encoding.ids[last:]))
 
 
-def tokenize(tokenizer: TextTokenizer, texts: Sequence[str], max_length: int) -> Encodings:
-    """Encode texts, each by itself, and cut them to `max_length` tokens.
+def find_pair_tokens(tokenizer: Tokenizer) -> PairTokens | None:
+    """Find what `tokenizer` puts around and between two texts; None if it does not tell them."""
+    encoding = tokenizer.encode("a", "a")
+    sequence = encoding.sequence_ids
+    if 0 not in sequence or 1 not in sequence:
+        return None
+    first = [i for i, of in enumerate(sequence) if of == 0]
+    second = [i for i, of in enumerate(sequence) if of == 1]
+    parts = (
+        slice(0, first[0]),
+        slice(first[0], first[-1] + 1),
+        slice(first[-1] + 1, second[0]),
+        slice(second[0], second[-1] + 1),
+        slice(second[-1] + 1, None),
+    )
+    prefix, _, middle, _, suffix = (tuple(encoding.ids[part]) for part in parts)
+    if not middle:
+        return None
+    types = [(encoding.type_ids[part] or [0])[0] for part in parts]
+    return PairTokens(prefix, middle, suffix, (types[0], types[1], types[2], types[3], types[4]))
+
+
+def tokenize(tokenizer: TextTokenizer, texts: Sequence[Text], layout: TextLayout) -> Encodings:
+    """Encode texts, each by itself, and cut them to length or into windows.
 
     Parameters
     ----------
     tokenizer : TextTokenizer
         What to encode with.
-    texts : sequence of str
-        Any text, the empty one included.
-    max_length : int
-        Most tokens of a text, special tokens included. The beginning of a text is kept.
+    texts : sequence of str, or of (str, str)
+        Any text, the empty one included; pairs if `layout` says so.
+    layout : TextLayout
+        How.
 
     Returns
     -------
     Encodings
         In the order of `texts`.
     """
-    special_tokens = tokenizer.special_tokens
-    room = max_length - len(special_tokens)
+    if layout.text_pair:
+        return _tokenize_pairs(tokenizer, cast("Sequence[tuple[str, str]]", texts), layout)
+    encoded = _encode(tokenizer.backend, cast("Sequence[str]", texts))
+    contents = [encoding.ids for encoding in encoded]
+    return arrange(contents, tokenizer.special_tokens, layout)
+
+
+def arrange(
+    contents: Sequence[list[int]], special_tokens: SpecialTokens, layout: TextLayout
+) -> Encodings:
+    """Put special tokens around the ids of texts, after cutting them to length or into windows."""
     prefix, suffix = list(special_tokens.prefix), list(special_tokens.suffix)
-    ids, n_tokens = [], []
-    for encoding in _encode(tokenizer.backend, texts):
-        n_tokens.append(len(encoding) + len(special_tokens))
-        ids.append([*prefix, *encoding.ids[:room], *suffix])
-    return Encodings(ids, n_tokens, special_tokens)
+    room = layout.max_length - len(special_tokens)
+    counts_all = layout.special_tokens == "include"
+    ids: list[list[int]] = []
+    spans: list[Spans] = []
+    text_of: list[int] = []
+    for text, content in enumerate(contents):
+        if layout.window_overlap is None:
+            n_kept = min(len(content), room)
+            pieces = [Window(0, n_kept, 0, n_kept)]
+        else:
+            pieces = windows(len(content), room, layout.window_overlap)
+        for piece in pieces:
+            ids.append([*prefix, *content[piece.start : piece.stop], *suffix])
+            offset = len(prefix) - piece.start
+            # the special tokens of a text count once: the first before it, the last after it
+            start = 0 if counts_all and piece is pieces[0] else piece.first + offset
+            last = counts_all and piece is pieces[-1]
+            spans.append(((start, len(ids[-1]) if last else piece.end + offset),))
+            text_of.append(text)
+    n_tokens = [len(content) + len(special_tokens) for content in contents]
+    return Encodings(ids, spans, np.array(text_of, np.intp), n_tokens)
+
+
+def _tokenize_pairs(
+    tokenizer: TextTokenizer, pairs: Sequence[tuple[str, str]], layout: TextLayout
+) -> Encodings:
+    special = tokenizer.pair_tokens
+    assert special is not None  # fit has seen to it
+    prefix, middle, suffix = list(special.prefix), list(special.middle), list(special.suffix)
+    room = layout.max_length - len(special)
+    encoded = [
+        encoding.ids for encoding in _encode(tokenizer.backend, [t for p in pairs for t in p])
+    ]
+    ids, n_tokens, types = [], [], []
+    spans: list[Spans] = []
+    for first, second in zip(encoded[::2], encoded[1::2], strict=True):
+        n_tokens.append(len(first) + len(second) + len(special))
+        n_first, n_second = _cut_longest_first(len(first), len(second), room)
+        parts = (prefix, first[:n_first], middle, second[:n_second], suffix)
+        ids.append([token for part in parts for token in part])
+        types.append([t for part, t in zip(parts, special.types, strict=True) for _ in part])
+        if layout.special_tokens == "include":
+            spans.append(((0, len(ids[-1])),))
+        else:
+            start = len(prefix) + n_first + len(middle)
+            spans.append(((len(prefix), len(prefix) + n_first), (start, start + n_second)))
+    return Encodings(
+        ids, spans, np.arange(len(ids)), n_tokens, types if any(special.types) else None
+    )
+
+
+def _cut_longest_first(n_first: int, n_second: int, room: int) -> tuple[int, int]:
+    """Cut the longer of two texts, and then both alike, until they have `room` tokens.
+
+    The rule is that of the tokenizers library.
+    """
+    shorter, longer = sorted((n_first, n_second))
+    if shorter + longer > room:
+        longer = max(shorter, room - shorter)
+        if shorter + longer > room:
+            shorter = room // 2
+            longer = shorter + room % 2
+    return (shorter, longer) if n_first <= n_second else (longer, shorter)
 
 
 # The threads that encode a batch do not survive a fork; a child that waits for them hangs.

@@ -50,11 +50,11 @@ class CountingFeaturizer(BertLayerFeaturizer):
         super().__init__(model, layers=layers, pooling=pooling, cache=cache)
         self.log = log
 
-    def _transform_texts(self, texts):
+    def _transform_texts(self, *args):
         _install()
         token = _log.set(str(self.log))
         try:
-            return super()._transform_texts(texts)
+            return super()._transform_texts(*args)
         finally:
             _log.reset(token)
 

@@ -389,8 +389,7 @@ def test_a_missing_value_is_one_error_for_every_container(
             getattr(copy.deepcopy(featurizer), method)(CONTAINERS[container](texts))
         assert type(error.value) is ValueError
         assert str(error.value) == (
-            f"X has 1 missing value, in row {position}. Drop the row or fill it, for example "
-            "with ''."
+            f"X has 1 missing value, in row {position}. Drop the row or use missing='empty'."
         )
     assert forwards == []
 
@@ -405,6 +404,16 @@ def test_every_kind_of_missing_value_gives_the_error_of_none(
     with pytest.raises(ValueError, match=f"^X has 1 missing value, in row {position}[.] Drop"):
         featurizer.transform(CONTAINERS[container](texts))
     assert forwards == []
+
+
+@pytest.mark.parametrize("missing", MISSING)
+@pytest.mark.parametrize("container", OBJECT_CONTAINERS)
+def test_a_missing_value_can_be_the_empty_text(featurizer, container, missing):
+    other = copy.deepcopy(featurizer).set_params(missing="empty").fit(TEXTS)
+    texts = [MISSING[missing], *TEXTS, MISSING[missing]]
+    np.testing.assert_array_equal(
+        other.transform(CONTAINERS[container](texts)), featurizer.transform(["", *TEXTS, ""])
+    )
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 16, 100_000, "auto"])

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sklearn_bert import BertLayerFeaturizer
-from sklearn_bert._tokenization import tokenize
+from sklearn_bert._tokenization import TextLayout, tokenize
 from sklearn_bert.exceptions import TruncationWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn_bert.exceptions.TruncationWarning")
@@ -105,7 +105,7 @@ def tokenizers(tmp_path_factory):
 def test_nothing_that_is_typed_becomes_a_control_token(tokenizers, text):
     for tokenizer in tokenizers:
         around = tokenizer.special_tokens
-        (ids,) = tokenize(tokenizer, [text], 1000).ids
+        (ids,) = tokenize(tokenizer, [text], TextLayout(max_length=1000)).ids
         typed = ids[len(around.prefix) : len(ids) - len(around.suffix)]
         assert not {*around.prefix, *around.suffix} & set(typed)
         names = {tokenizer.backend.id_to_token(number) for number in typed}

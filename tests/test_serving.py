@@ -108,7 +108,7 @@ def test_a_wrong_request_is_told_what_is_wrong(server):
     _, port = server
     assert ask(port, ["good", None]) == (
         400,
-        "X has 1 missing value, in row 1. Drop the row or fill it, for example with ''.",
+        "X has 1 missing value, in row 1. Drop the row or use missing='empty'.",
     )
     assert ask(port, "good")[0] == 400
     assert ask(port, []) == (200, [])

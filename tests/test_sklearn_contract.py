@@ -209,9 +209,12 @@ CHANGES_FEATURES = {
     "special_tokens": ["exclude"],
     "norm": ["l2"],
     "max_length": [4, 64],
-    "long_documents": ["error"],
+    "long_documents": ["error", "window"],
+    "missing": ["empty"],
     "dtype": ["bfloat16", "float16"],
 }
+# They need other values of other parameters, or another X, and have tests of their own.
+CHANGE_FEATURES_TOO = {"window_overlap", "text_pair"}
 MEANS_THE_SAME = [
     ({"layers": -1}, {"layers": 3}),
     ({"layers": 3}, {"layers": np.int64(-1)}),
@@ -227,6 +230,12 @@ MEANS_THE_SAME = [
     ({"pooling": ["mean", "cls"]}, {"pooling": ("mean", POOLINGS["cls"])}),
     ({"norm": None}, {"norm": None}),
 ]
+SAME_FEATURES_HERE = [
+    ("long_documents", "error"),
+    ("long_documents", "window"),
+    ("max_length", 64),
+    ("missing", "empty"),
+]
 IDENTIFIES_THE_MODEL = {"model", "revision"}
 CHANGES_SPEED_ONLY = {
     "device": ["cpu", torch.device("cpu"), "auto"],
@@ -239,6 +248,7 @@ CHANGES_SPEED_ONLY = {
 
 def test_every_parameter_either_decides_the_features_or_only_the_speed():
     named = IDENTIFIES_THE_MODEL | CHANGES_FEATURES.keys() | CHANGES_SPEED_ONLY.keys()
+    named |= CHANGE_FEATURES_TOO
     assert set(BertLayerFeaturizer().get_params()) == named
 
 
@@ -351,7 +361,7 @@ def test_a_parameter_that_changes_the_features_raises_until_the_next_fit(tiny, n
         refitted = featurizer.set_params(**{name: value}).fit(TEXTS).transform(TEXTS)
     assert len(featurizer.get_feature_names_out()) == refitted.shape[1]
     same = np.array_equal(refitted, features)
-    assert same == ((name, value) in [("long_documents", "error"), ("max_length", 64)])
+    assert same == ((name, value) in SAME_FEATURES_HERE)
 
 
 def test_all_changed_parameters_are_named_in_one_error(tiny):
@@ -1090,7 +1100,8 @@ def test_every_choice_is_documented():
 
 
 def test_every_fitted_attribute_is_documented(tiny):
-    fitted = BertLayerFeaturizer(tiny).fit(TEXTS)
+    fitted = BertLayerFeaturizer(tiny)
+    fitted.fit_transform(TEXTS)
     public = {n for n in vars(fitted) if n.endswith("_") and not n.startswith("_")}
     assert set(documented(BertLayerFeaturizer.__doc__, "Attributes")) == public
 
