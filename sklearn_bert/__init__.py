@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from ._models import unload_models
     from ._pooling import Pooling
     from ._portable import with_weights
+    from ._token_features import TokenFeatures
 
 __all__ = [
     "BertLayerFeaturizer",
     "FeatureCache",
     "Pooling",
+    "TokenFeatures",
     "datasets",
     "exceptions",
     "testing",
@@ -30,6 +32,7 @@ _HOME = {
     "BertLayerFeaturizer": "._featurizer",
     "FeatureCache": "._cache",
     "Pooling": "._pooling",
+    "TokenFeatures": "._token_features",
     "unload_models": "._models",
     "with_weights": "._portable",
 }

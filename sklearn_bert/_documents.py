@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
-__all__ = ["check_documents", "check_pairs", "unique_documents"]
+__all__ = ["check_documents", "check_pairs", "check_words", "unique_documents"]
 
 _ROWS_SHOWN = 5
 _Hashable = TypeVar("_Hashable", bound=Hashable)
@@ -97,6 +97,42 @@ def check_pairs(X: Any, missing: str = "error") -> list[tuple[str, str]]:
         texts = ["" if _is_missing(text) else text for text in column]
         columns.append([_without_surrogates(_as_str(t, row)) for row, t in enumerate(texts)])
     return list(zip(*columns, strict=True))
+
+
+def check_words(X: Any, missing: str = "error") -> list[str] | list[tuple[str, ...]]:
+    """Return the texts of `X`, or the words of each text.
+
+    Parameters
+    ----------
+    X : iterable of str, or of lists of str, of length n_samples
+        Either all rows are texts, or all are lists or tuples of words.
+    missing : {"error", "empty"}, default="error"
+        Whether a missing text is an error or the empty text. A missing word is an error always.
+
+    Returns
+    -------
+    list of str, or of tuple of str
+        In the order of the rows.
+
+    Examples
+    --------
+    >>> check_words([["a", "good", "film"], []])
+    [('a', 'good', 'film'), ()]
+    """
+    rows = _as_rows(X)
+    if not any(isinstance(row, list | tuple | np.ndarray) for row in rows):
+        return check_documents(rows, missing)
+    texts = []
+    for position, row in enumerate(rows):
+        if not isinstance(row, list | tuple | np.ndarray):
+            raise TypeError(
+                f"row {position} of X is of type {type(row).__name__} among lists of words; pass "
+                "either texts or lists of words."
+            )
+        if not all(isinstance(word, str) for word in row):
+            raise TypeError(f"row {position} of X has a word that is not a str.")
+        texts.append(tuple(_without_surrogates(str.__str__(word)) for word in row))
+    return texts
 
 
 def unique_documents(texts: Sequence[_Hashable]) -> tuple[list[_Hashable], NDArray[np.intp]]:

@@ -29,7 +29,14 @@ from .exceptions import LongDocumentError, TruncationWarning, warn_caller
 if TYPE_CHECKING:
     from ._models import ModelReference
 
-__all__ = ["FeatureSpec", "combine", "extract_features", "refuse_long", "warn_truncated"]
+__all__ = [
+    "FeatureSpec",
+    "combine",
+    "extract_features",
+    "normalized",
+    "refuse_long",
+    "warn_truncated",
+]
 
 _ROWS_SHOWN = 5
 
@@ -115,11 +122,16 @@ def combine(vectors: NDArray[np.float32], spec: FeatureSpec) -> NDArray[np.float
     n_texts, n_layers, n_poolings, hidden_size = vectors.shape
     blocks = vectors.reshape(n_texts, n_layers, n_poolings * hidden_size)
     features = LAYER_COMBINATIONS[spec.layer_combination](blocks)
-    if spec.norm == "l2":
-        lengths = np.linalg.norm(features, axis=1, keepdims=True)
-        lengths[lengths == 0] = 1  # a row of zeros stays zeros
-        features = np.divide(features, lengths)
-    return features
+    return normalized(features, spec.norm)
+
+
+def normalized(features: NDArray[np.float32], norm: str | None) -> NDArray[np.float32]:
+    """Divide each row by its norm; a row of zeros stays zeros."""
+    if norm is None:
+        return features
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    lengths[lengths == 0] = 1
+    return np.divide(features, lengths)
 
 
 def refuse_long(n_tokens: NDArray[np.intp], max_length: int) -> None:

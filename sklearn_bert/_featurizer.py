@@ -14,18 +14,23 @@ import numpy as np
 import sklearn
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, TransformerMixin, _fit_context
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import (
+    Interval,
+    StrOptions,
+    validate_parameter_constraints,
+)
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.fixes import parse_version
 from sklearn.utils.validation import check_is_fitted
 
 from ._cache import CacheParameter, resolve_cache
-from ._documents import check_documents, check_pairs
+from ._documents import check_documents, check_pairs, check_words
 from ._extract import FeatureSpec, extract_features
 from ._layers import LAYER_COMBINATIONS, LayersParameter, resolve_layers
 from ._model_files import PortableModel, fingerprint, open_model
 from ._pooling import Pooling, resolve_poolings
 from ._text_states import Execution, StateSpec
+from ._token_features import SUBWORD_POOLINGS, TokenFeatures, extract_token_features
 from ._tokenization import Text, TextLayout
 from .exceptions import (
     ConstantFeaturesWarning,
@@ -43,6 +48,10 @@ __all__ = ["BertLayerFeaturizer"]
 # format. A new parameter or attribute needs neither, if its absence means its default. Format 0,
 # before there was a number, is read as it is.
 _STATE_FORMAT = 1
+_TOKEN_OPTIONS = {
+    "level": [StrOptions({"token", "word"})],
+    "subwords": [StrOptions(set(SUBWORD_POOLINGS))],
+}
 _SKLEARN_KEEPS_INDEX = parse_version(sklearn.__version__) >= parse_version("1.7.1")
 # Parameters that decide the features. Changed after fit, they raise until the next fit.
 _WHAT = (
@@ -339,6 +348,67 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         spec = self._fitted_spec()
         return _keep_index(self, self._transform_texts(self._read(X), spec)[0], X)
 
+    def transform_tokens(
+        self, X: Any, *, level: str = "token", subwords: str = "first"
+    ) -> TokenFeatures:
+        """Return the features of every token or word, for tagging and other token-level work.
+
+        The parameters of the estimator hold, but for `pooling` and `cache`, which are not used.
+        With ``special_tokens="exclude"`` rows of ``[CLS]`` and ``[SEP]`` are left out, and with
+        ``long_documents="window"`` every token has its state from the window that counts it.
+
+        Parameters
+        ----------
+        X : iterable of str, or of lists of str, of length n_samples
+            Texts; or the words of each, as a list or tuple. Words are read as if joined by
+            spaces.
+        level : {"token", "word"}, default="token"
+            What a row is. Words are those given, or else what the tokenizer splits a text into
+            before it looks for tokens: at spaces and, in most models, around punctuation.
+        subwords : {"first", "mean", "last"}, default="first"
+            For words: which of the word's tokens the row is, or the mean of all. Every word has
+            its row; it is zeros if the word has no token (such as ``""``), or none within
+            `max_length`.
+
+        Returns
+        -------
+        TokenFeatures
+            With ``vectors`` of shape (n_rows, n_features), and for each row ``tokens``,
+            ``offsets``, ``document`` and ``word``, in the order of the texts. A column stands for
+            a layer and dimension, as in ``get_feature_names_out`` without the pooling.
+
+        Raises
+        ------
+        NotFittedError, FingerprintMismatchError
+            As in :meth:`transform`.
+        TypeError, ValueError
+            If `X` is not texts or lists of words, or an option is unknown.
+
+        Examples
+        --------
+        >>> from sklearn_bert import BertLayerFeaturizer
+        >>> from sklearn_bert.testing import make_bert
+        >>> featurizer = BertLayerFeaturizer(make_bert(), special_tokens="exclude").fit(["film"])
+        >>> features = featurizer.transform_tokens(["a good film", "bad"])
+        >>> features.vectors.shape, features.tokens.tolist(), features.document.tolist()
+        ((4, 32), ['a', 'good', 'film', 'bad'], [0, 0, 0, 1])
+        """
+        check_is_fitted(self)
+        validate_parameter_constraints(
+            _TOKEN_OPTIONS, {"level": level, "subwords": subwords}, "transform_tokens"
+        )
+        spec = self._fitted_spec()
+        if self.text_pair:
+            raise ValueError("transform_tokens reads texts or lists of words, not pairs of texts.")
+        return extract_token_features(
+            check_words(X, self.missing),
+            spec,
+            self._reference(),
+            self._execution(),
+            level=level,
+            subwords=subwords,
+        )
+
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return a name for each column, such as ``layer11_mean_007``.
 
@@ -446,13 +516,15 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
     def _transform_texts(
         self, texts: Sequence[Text], spec: FeatureSpec
     ) -> tuple[NDArray[np.float32], int]:
-        execution = Execution(
+        return extract_features(texts, spec, self._reference(), self._execution())
+
+    def _execution(self) -> Execution:
+        return Execution(
             device=self.device,
             batch_tokens=self.batch_tokens,
             cache=resolve_cache(self.cache),
             verbose=self.verbose,
         )
-        return extract_features(texts, spec, self._reference(), execution)
 
     def _check_lengths(self, facts: ModelFacts) -> int:
         """Return the maximum length to use, or say why the parameters cannot be met."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -77,6 +77,9 @@ def _before_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     current = _current_pass.get()
     if current is not None:
         current.see(args[0] if args else kwargs["hidden_states"])
+
+
+_Result = TypeVar("_Result")
 
 
 class Runner(Protocol):
@@ -139,28 +142,50 @@ class Encoder:
         list of ndarray of shape (n_texts, n_layers, hidden_size)
             For each reading, float32, on the host; texts in the order of the groups.
         """
+        pieces = self._in_pieces(groups, lambda some: self._pooled_states(some, readings))
+        return [np.concatenate(blocks) for blocks in zip(*pieces, strict=True)]
+
+    def token_states(
+        self, groups: Sequence[TextGroup], layers: Sequence[int]
+    ) -> list[NDArray[np.float32]]:
+        """Run one batch, and return the states of the tokens that count.
+
+        Parameters
+        ----------
+        groups : sequence of TextGroup
+            Texts, with lengths no more different than `spread` allows.
+        layers : sequence of int
+            Layers to read.
+
+        Returns
+        -------
+        list of ndarray of shape (n_counted, n_layers, hidden_size)
+            For each text in the order of the groups; float32, on the host.
+        """
+        pieces = self._in_pieces(groups, lambda some: self._token_states(some, layers))
+        return [text for piece in pieces for text in piece]
+
+    def _in_pieces(
+        self, groups: Sequence[TextGroup], compute: Callable[[Sequence[TextGroup]], _Result]
+    ) -> list[_Result]:
+        """Compute a batch at once, or in as many pieces as memory and "same bits" ask for."""
         n_tokens = sum(group.ids.size for group in groups)
         n_texts = sum(len(group.ids) for group in groups)
-        if n_tokens > self.most_tokens and n_texts > 1:
-            return self._in_halves(groups, readings)
-        try:
-            return self._pooled_states(groups, readings)
-        except torch.OutOfMemoryError:
-            if n_texts == 1:
-                raise
+        if n_texts == 1:
+            return [compute(groups)]
+        if n_tokens <= self.most_tokens and not self.runner.one_at_a_time:
+            try:
+                return [compute(groups)]
+            except torch.OutOfMemoryError:
+                pass
+            # not in the handler, which would keep the tensors of the failed pass alive
             self._expect_less_memory(n_tokens // 2)
-        return self._in_halves(groups, readings)
-
-    def _in_halves(
-        self, groups: Sequence[TextGroup], readings: Sequence[Reading]
-    ) -> list[NDArray[np.float32]]:
         if len(groups) > 1:
             halves = [groups[: len(groups) // 2], groups[len(groups) // 2 :]]
         else:
             middle = len(groups[0].ids) // 2
             halves = [[groups[0][:middle]], [groups[0][middle:]]]
-        pooled = [self.pooled_states(half, readings) for half in halves]
-        return [np.concatenate(blocks) for blocks in zip(*pooled, strict=True)]
+        return [result for half in halves for result in self._in_pieces(half, compute)]
 
     def _expect_less_memory(self, most_tokens: int) -> None:
         """Remember what did not fit, warn the first time, and free what the failed pass left."""
@@ -177,10 +202,6 @@ class Encoder:
     def _pooled_states(
         self, groups: Sequence[TextGroup], readings: Sequence[Reading]
     ) -> list[NDArray[np.float32]]:
-        if self.runner.one_at_a_time and sum(len(group.ids) for group in groups) > 1:
-            texts = [group[i : i + 1] for group in groups for i in range(len(group.ids))]
-            pooled_texts = [self._pooled_states([text], readings) for text in texts]
-            return [np.concatenate(blocks) for blocks in zip(*pooled_texts, strict=True)]
         pooled: list[dict[int, Tensor]] = [{} for _ in readings]
 
         def on_layer(
@@ -205,6 +226,22 @@ class Encoder:
                 for reading, vectors in zip(readings, pooled, strict=True)
             ]
         return [block.cpu().numpy() for block in blocks]
+
+    def _token_states(
+        self, groups: Sequence[TextGroup], layers: Sequence[int]
+    ) -> list[NDArray[np.float32]]:
+        seen: dict[int, list[Tensor]] = {}
+
+        def on_layer(layer: int, states: Sequence[Tensor], _: object) -> None:
+            if layer in layers:
+                pairs = zip(states, groups, strict=True)
+                seen[layer] = [h[:, group.counted].float() for h, group in pairs]
+
+        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
+            self.runner.run(groups, max(layers), on_layer)
+            by_group = zip(*(seen[layer] for layer in layers), strict=True)
+            stacked = [torch.stack(states, dim=2).cpu().numpy() for states in by_group]
+        return [text for group in stacked for text in group]
 
 
 class HookedModel:

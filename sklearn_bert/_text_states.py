@@ -31,7 +31,13 @@ from .exceptions import CacheWarning, warn_caller
 if TYPE_CHECKING:
     from ._models import ModelReference
 
-__all__ = ["Execution", "StateSpec", "count_tokens", "pooled_states"]
+__all__ = [
+    "Execution",
+    "StateSpec",
+    "batch_budget",
+    "count_tokens",
+    "pooled_states",
+]
 
 # Raise it when the same inputs give other numbers than before: old rows are then not found.
 _FORMAT = 2
@@ -157,7 +163,7 @@ class _Job:
         self.wanted = wanted
         self.reference = reference
         self.device = resolve_device(execution.device)
-        self.budget = _budget(execution.batch_tokens, self.device.type)
+        self.budget = batch_budget(execution.batch_tokens, self.device.type)
         self.progress = progress
         shape = (len(texts), len(wanted.layers), len(wanted.poolings), reference.hidden_size)
         # the view of an array that is two-dimensional, as features are
@@ -336,7 +342,7 @@ def _namespace(wanted: StateSpec, reference: ModelReference, device: Any) -> str
 
 
 def _text_chunks(texts: Sequence[Text]) -> list[slice]:
-    sizes = [len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) for t in texts]
+    sizes = [len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts]
     return list(chunks(sizes, _CHUNK_TEXTS, _CHUNK_CHARACTERS))
 
 
@@ -345,7 +351,8 @@ def _pair_key(first: str, second: str) -> str:
     return f"{len(first)} {first}{second}"
 
 
-def _budget(batch_tokens: int | str, device_type: str) -> int:
+def batch_budget(batch_tokens: int | str, device_type: str) -> int:
+    """Return the most tokens in a batch."""
     if batch_tokens == "auto":
         return _CPU_BATCH_TOKENS if device_type == "cpu" else _ACCELERATOR_BATCH_TOKENS
     return int(batch_tokens)

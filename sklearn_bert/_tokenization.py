@@ -34,11 +34,14 @@ __all__ = [
     "Text",
     "TextLayout",
     "TextTokenizer",
+    "TokenizedText",
+    "Words",
     "arrange",
     "find_pair_tokens",
     "find_special_tokens",
     "stateless_tokenizer",
     "tokenize",
+    "tokenize_words",
 ]
 
 
@@ -86,6 +89,10 @@ class TextTokenizer:
     special_tokens: SpecialTokens
     pair_tokens: PairTokens | None
     recorded_length: int | None
+
+    def names(self, ids: Iterable[int]) -> list[str]:
+        """Return how the tokenizer writes some tokens."""
+        return [str(self.backend.id_to_token(i)).removeprefix(_NOT_IN_TEXTS) for i in ids]
 
 
 @dataclass(frozen=True)
@@ -313,6 +320,91 @@ def _tokenize_pairs(
     )
 
 
+# A text, or the words of a text.
+Words = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """Tokens of a text, without special tokens, and where they stand.
+
+    Attributes
+    ----------
+    ids, tokens : list
+        Numbers of the tokens, and how the tokenizer writes them.
+    offsets : list of (int, int)
+        Where each token begins and ends, in characters: in the text, or in its word if the text
+        was given as words.
+    words : list of int
+        Word of each token; never falls.
+    word_texts, word_offsets : list
+        All words, with or without tokens, and where they stand.
+    """
+
+    ids: list[int]
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    words: list[int]
+    word_texts: list[str]
+    word_offsets: list[tuple[int, int]]
+
+
+def tokenize_words(tokenizer: TextTokenizer, texts: Sequence[Words]) -> list[TokenizedText]:
+    """Encode texts, or lists of words, remembering where each token stands.
+
+    Words are joined by spaces and encoded as one text, because some tokenizers write a word after a
+    space in another way than at the beginning.
+    """
+    joined = [
+        text if isinstance(text, str) else " ".join(word for word in text if word.strip())
+        for text in texts
+    ]
+    encoded = _encode(tokenizer.backend, joined, with_offsets=True)
+    return [
+        _with_own_words(encoding, tokenizer.names(encoding.ids), text)
+        if isinstance(text, str)
+        else _with_given_words(encoding, tokenizer.names(encoding.ids), text)
+        for encoding, text in zip(encoded, texts, strict=True)
+    ]
+
+
+def _with_own_words(encoding: Encoding, tokens: list[str], text: str) -> TokenizedText:
+    """Take as words what the tokenizer splits a text into before it looks for tokens."""
+    offsets = []
+    for start, stop in encoding.offsets:
+        part = text[start:stop]
+        offsets.append((start + len(part) - len(part.lstrip()), stop))
+    words: list[int] = []
+    word_offsets: list[tuple[int, int]] = []
+    previous: object = None
+    for own, (start, stop) in zip(encoding.word_ids, offsets, strict=True):
+        if not words or own is None or own != previous:
+            word_offsets.append((start, stop))
+        else:
+            word_offsets[-1] = (min(word_offsets[-1][0], start), max(word_offsets[-1][1], stop))
+        words.append(len(word_offsets) - 1)
+        previous = own
+    word_texts = [text[start:stop] for start, stop in word_offsets]
+    return TokenizedText(encoding.ids, tokens, offsets, words, word_texts, word_offsets)
+
+
+def _with_given_words(
+    encoding: Encoding, tokens: list[str], given: tuple[str, ...]
+) -> TokenizedText:
+    """Find the word of each token of a text that was joined from words."""
+    joined = [number for number, word in enumerate(given) if word.strip()]
+    stops = np.cumsum([len(given[number]) + 1 for number in joined]) - 1
+    # where a token ends tells its word; where it begins can be the space before
+    places = np.searchsorted(stops, [stop for _, stop in encoding.offsets]).tolist()
+    words = [joined[place] for place in places]
+    offsets = []
+    for place, word, (start, stop) in zip(places, words, encoding.offsets, strict=True):
+        begin = int(stops[place]) - len(given[word])
+        offsets.append((max(0, start - begin), max(0, stop - begin)))
+    word_offsets = [(0, len(word)) for word in given]
+    return TokenizedText(encoding.ids, tokens, offsets, words, list(given), word_offsets)
+
+
 def _cut_longest_first(n_first: int, n_second: int, room: int) -> tuple[int, int]:
     """Cut the longer of two texts, and then both alike, until they have `room` tokens.
 
@@ -340,7 +432,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _encode(backend: Tokenizer, texts: Sequence[str]) -> Iterable[Encoding]:
+def _encode(
+    backend: Tokenizer, texts: Sequence[str], with_offsets: bool = False
+) -> Iterable[Encoding]:
     if _in_forked_child:
         return (backend.encode(text, add_special_tokens=False) for text in texts)
+    if with_offsets:
+        return backend.encode_batch(list(texts), add_special_tokens=False)
     return backend.encode_batch_fast(list(texts), add_special_tokens=False)
