@@ -24,6 +24,7 @@ from sklearn.utils.fixes import parse_version
 from sklearn.utils.validation import check_is_fitted
 
 from ._cache import CacheParameter, resolve_cache
+from ._callbacks import CallbackProgress, CallbackSupportMixin, begin_fit
 from ._documents import check_documents, check_pairs, check_words
 from ._extract import FeatureSpec, extract_features
 from ._layers import LAYER_COMBINATIONS, LayersParameter, resolve_layers
@@ -71,7 +72,7 @@ _WHAT = (
 _HOW = ("device", "batch_tokens", "cache", "local_files_only", "verbose")
 
 
-class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
+class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator):
     """Features from the hidden layers of a BERT model.
 
     Every text is run through a pretrained encoder (BERT, DistilBERT, RoBERTa, ELECTRA, MPNet,
@@ -141,7 +142,9 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
     local_files_only : bool, default=False
         If True, nothing is fetched from the hub.
     verbose : bool, default=False
-        Whether ``transform`` shows a progress bar.
+        Whether a progress bar is shown, with texts, tokens per second and time left. In a
+        Pipeline or GridSearchCV, ``sklearn.callback.ProgressBar`` shows the progress of
+        ``fit_transform`` too (scikit-learn 1.9).
 
     Attributes
     ----------
@@ -294,7 +297,11 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         RuntimeError
             If the device is not there.
         """
-        self._fit_texts(self._read(X))
+        texts = self._read(X)
+        progress = begin_fit(self, "fit", n_texts=0)
+        self._fit_texts(texts)
+        if progress is not None:
+            progress.end()
         return self
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -314,8 +321,11 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
             As of :meth:`transform`.
         """
         texts = self._read(X)
+        progress = begin_fit(self, "fit_transform", n_texts=len(set(texts)))
         spec = self._fit_texts(texts)._fitted_spec()
-        features, self.n_truncated_ = self._transform_texts(texts, spec)
+        features, self.n_truncated_ = self._transform_texts(texts, spec, progress)
+        if progress is not None:
+            progress.end()
         return _keep_index(self, features, X)
 
     def transform(self, X: Any) -> NDArray[np.float32]:
@@ -514,16 +524,17 @@ class BertLayerFeaturizer(TransformerMixin, BaseEstimator):
         return self
 
     def _transform_texts(
-        self, texts: Sequence[Text], spec: FeatureSpec
+        self, texts: Sequence[Text], spec: FeatureSpec, progress: CallbackProgress | None = None
     ) -> tuple[NDArray[np.float32], int]:
-        return extract_features(texts, spec, self._reference(), self._execution())
+        return extract_features(texts, spec, self._reference(), self._execution(progress))
 
-    def _execution(self) -> Execution:
+    def _execution(self, progress: CallbackProgress | None = None) -> Execution:
         return Execution(
             device=self.device,
             batch_tokens=self.batch_tokens,
             cache=resolve_cache(self.cache),
             verbose=self.verbose,
+            observers=() if progress is None else (progress,),
         )
 
     def _check_lengths(self, facts: ModelFacts) -> int:

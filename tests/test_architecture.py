@@ -20,6 +20,7 @@ STOREYS = {
     "_tokenization.py": 1,
     "_windows.py": 0,
     "_packed_linear.py": 0,
+    "_callbacks.py": 0,
     "_process_lock.py": 0,
     "_progress.py": 0,
     "_store.py": 0,
