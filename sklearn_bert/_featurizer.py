@@ -41,7 +41,8 @@ from .exceptions import (
 )
 
 if TYPE_CHECKING:
-    from ._models import ModelFacts, ModelReference
+    from ._model_loading import ModelFacts
+    from ._models import ModelReference
 
 __all__ = ["BertLayerFeaturizer"]
 
@@ -499,7 +500,8 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
             raise ValueError(
                 "Found array with 0 sample(s) while a minimum of 1 is required by fit."
             )
-        from ._models import inspect_model, resolve_device  # torch is imported here, not before
+        from ._devices import resolve_device  # torch is imported here, not before
+        from ._models import inspect_model
 
         with open_model(self.model, self.revision, self.local_files_only) as folder:
             identity = fingerprint(folder.path)

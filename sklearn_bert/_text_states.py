@@ -156,7 +156,7 @@ class _Job:
         execution: Execution,
         progress: Progress,
     ) -> None:
-        from ._models import resolve_device  # torch only from here on
+        from ._devices import resolve_device  # torch only from here on
 
         self.texts = texts
         self.keys = [text if isinstance(text, str) else _pair_key(*text) for text in texts]
@@ -329,7 +329,7 @@ def _readings(wanted: StateSpec, cache: FeatureCache | None, n_layers: int) -> t
 
 def _namespace(wanted: StateSpec, reference: ModelReference, device: Any) -> str:
     """Digest of all that decides the bits of a state, besides text, layer and pooling."""
-    from ._models import computing_environment
+    from ._devices import computing_environment
 
     parts = {
         "format": _FORMAT,

@@ -151,7 +151,8 @@ def _token_vectors(
     progress: Progress,
 ) -> NDArray[np.float32]:
     """Compute the combined layers of all tokens that count, in their order."""
-    from ._models import get_encoder, resolve_device
+    from ._devices import resolve_device
+    from ._models import get_encoder
 
     device = resolve_device(execution.device)
     budget = batch_budget(execution.batch_tokens, device.type)

@@ -21,13 +21,13 @@ def _write(line):
 
 def _install():
     """Wrap the two places where weights are read and tokens are computed, once per process."""
-    from sklearn_bert import _models
+    from sklearn_bert import _model_loading
     from sklearn_bert._forward import Encoder
 
     with _lock:
         if hasattr(Encoder, "wrapped_for_counting"):
             return
-        pooled_states, load_weights = Encoder.pooled_states, _models._load_weights
+        pooled_states, load_weights = Encoder.pooled_states, _model_loading._load_weights
 
         def counted_states(self, groups, *args):
             for row in (row for group in groups for row in group.ids):
@@ -39,7 +39,7 @@ def _install():
             return load_weights(folder)
 
         Encoder.pooled_states = counted_states
-        _models._load_weights = counted_load
+        _model_loading._load_weights = counted_load
         Encoder.wrapped_for_counting = True
 
 

@@ -29,7 +29,9 @@ STOREYS = {
     "_forward.py": 1,
     "_memory_store.py": 1,
     "_disk_store.py": 1,
-    "_models.py": 2,
+    "_devices.py": 1,
+    "_model_loading.py": 2,
+    "_models.py": 3,
     "_tiered_store.py": 2,
     "_cache.py": 3,
     "_text_states.py": 4,
@@ -43,7 +45,15 @@ STOREYS = {
     "datasets/__init__.py": 8,
     "__init__.py": 9,
 }
-USE_TORCH = {"_fast_bert.py", "_forward.py", "_models.py", "_packed_linear.py", "testing.py"}
+USE_TORCH = {
+    "_fast_bert.py",
+    "_forward.py",
+    "_models.py",
+    "_model_loading.py",
+    "_devices.py",
+    "_packed_linear.py",
+    "testing.py",
+}
 
 
 def tree(file):

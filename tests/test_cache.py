@@ -29,7 +29,15 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from transformers import AutoTokenizer
 
-from sklearn_bert import BertLayerFeaturizer, FeatureCache, Pooling, _cache, _models, _text_states
+from sklearn_bert import (
+    BertLayerFeaturizer,
+    FeatureCache,
+    Pooling,
+    _cache,
+    _devices,
+    _models,
+    _text_states,
+)
 from sklearn_bert._disk_store import DATABASE, DiskStore
 from sklearn_bert._pooling import pooling_identity
 from sklearn_bert._store import NOT_FOUND, Shelf
@@ -352,7 +360,7 @@ class TestWhatIsTheSame:
     @pytest.mark.parametrize("library", ["torch", "transformers", "tokenizers"])
     def test_the_versions(self, tiny, cache, monkeypatch, library, name):
         BertLayerFeaturizer(tiny, cache=cache).fit_transform(TEXTS)
-        monkeypatch.setattr(getattr(_models, library), name, "another")
+        monkeypatch.setattr(getattr(_devices, library), name, "another")
         BertLayerFeaturizer(tiny, cache=cache).fit_transform(TEXTS)
         assert cache.info().n_texts == 2 * len(TEXTS)
 
@@ -823,7 +831,7 @@ sys.stdin.readline()
         namespace = _text_states._namespace(
             featurizer._fitted_spec().states,
             featurizer._reference(),
-            _models.resolve_device("cpu"),
+            _devices.resolve_device("cpu"),
         )
         holder = run_store_script(code, disk.location, namespace, *TEXTS, stdin=subprocess.PIPE)
         assert holder.stdout.readline() == "4\n"

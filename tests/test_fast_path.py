@@ -9,10 +9,11 @@ from families import FAMILIES, TEXTS, random_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklearn_bert import BertLayerFeaturizer, _fast_bert, _models
+from sklearn_bert import BertLayerFeaturizer, _fast_bert, _model_loading, _models
 from sklearn_bert._batching import plan_batches
 from sklearn_bert._fast_bert import FastBert
 from sklearn_bert._forward import Encoder, HookedModel
+from sklearn_bert._packed_linear import packing_works
 
 FAST = ["bert", "distilbert", "electra", "roberta", "xlm-roberta"]
 MIXED = random_texts(range(1, 41))  # every number of words from 1 to 40 once
@@ -52,7 +53,7 @@ def fitted(folder, **settings):
 @pytest.mark.parametrize("family", FAST)
 def test_these_families_run_in_our_own_code(tmp_path, family, dtype):
     """A change of names in transformers would silently cost them their speed."""
-    if not _models.packing_works(getattr(torch, dtype)):
+    if not packing_works(getattr(torch, dtype)):
         pytest.skip("no packed weights of this type on this machine")
     est = fitted(FAMILIES[family](tmp_path / family), dtype=dtype)
     assert isinstance(encoder_of(est).runner, FastBert)
@@ -72,7 +73,7 @@ def test_our_own_code_agrees_with_that_of_transformers(tmp_path, family, unloade
     """Both ways through the same weights, for every length and layer."""
     folder = FAMILIES[family](tmp_path / family)
     fast = fitted(folder, pooling=["mean", "max", "last"]).transform(MIXED)
-    monkeypatch.setattr(_models, "fast_bert", lambda model, dtype: None)
+    monkeypatch.setattr(_model_loading, "fast_bert", lambda model, dtype: None)
     _models.unload_models()
     slow = fitted(folder, pooling=["mean", "max", "last"])
     np.testing.assert_allclose(slow.transform(MIXED), fast, atol=2e-5, rtol=1e-5)
@@ -107,7 +108,7 @@ class TestPadding:
 
     @pytest.fixture
     def padded(self, unloaded, monkeypatch):
-        monkeypatch.setattr(_models, "fast_bert", lambda model, dtype: None)
+        monkeypatch.setattr(_model_loading, "fast_bert", lambda model, dtype: None)
         original = HookedModel.__init__
 
         def with_padding(self, *args):

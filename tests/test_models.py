@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sklearn_bert import BertLayerFeaturizer, _models, _text_states
+from sklearn_bert import BertLayerFeaturizer, _model_loading, _models, _text_states
 from sklearn_bert.exceptions import (
     ConstantFeaturesWarning,
     FingerprintMismatchError,
@@ -47,13 +47,13 @@ def empty_registry(monkeypatch):
 def loads(monkeypatch):
     """Names of the folders whose weights were read, in order."""
     seen = []
-    original = _models._load_weights
+    original = _model_loading._load_weights
 
     def counted(folder):
         seen.append(folder.path)
         return original(folder)
 
-    monkeypatch.setattr(_models, "_load_weights", counted)
+    monkeypatch.setattr(_model_loading, "_load_weights", counted)
     return seen
 
 
@@ -558,7 +558,7 @@ class TestLength:
             rows = featurizer.transform([long, "bad", long + "awful", long])
         assert [w.category for w in caught] == [TruncationWarning]
         assert "3 of 4 texts" in str(caught[0].message)
-        assert "the longest has 203" in str(caught[0].message)
+        assert "the longest text has 203" in str(caught[0].message)
         assert caught[0].filename == __file__
         assert np.array_equal(rows[0], rows[2])
 

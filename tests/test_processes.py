@@ -117,13 +117,13 @@ expected = featurizer.transform(texts)
 
 def work(blob):
     # loads what the driver has pickled twenty times, in another folder
-    from sklearn_bert import _models
+    from sklearn_bert import _model_loading, _models
     os.chdir("/")
     _models._encoders.clear()
-    original, loads = _models._load_weights, []
-    _models._load_weights = lambda folder: loads.append(1) or original(folder)
+    original, loads = _model_loading._load_weights, []
+    _model_loading._load_weights = lambda folder: loads.append(1) or original(folder)
     got = [cloudpickle.loads(blob).transform(texts) for _ in range(20)]
-    _models._load_weights = original
+    _model_loading._load_weights = original
     return len(loads), torch.get_num_threads(), got
 
 with joblib.parallel_config("loky", n_jobs=2, inner_max_num_threads=1):
@@ -202,7 +202,7 @@ class TestThreads:
 
 def loaded_models():
     gc.collect()
-    return sum(type(thing).__name__ == "BertModel" for thing in gc.get_objects())
+    return sum(type(thing).__name__ == "Encoder" for thing in gc.get_objects())
 
 
 class TestUnload:

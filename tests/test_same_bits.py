@@ -10,7 +10,14 @@ import pytest
 import torch
 from families import FAMILIES, OTHER_FAMILIES, TEXTS, VARIANTS, WITH_POOLER, random_texts
 
-from sklearn_bert import BertLayerFeaturizer, _models, _packed_linear
+from sklearn_bert import (
+    BertLayerFeaturizer,
+    _devices,
+    _fast_bert,
+    _model_loading,
+    _models,
+    _packed_linear,
+)
 from sklearn_bert.exceptions import SlowPathWarning
 
 # Texts of few lengths, so that batches have from one to many rows, and as many of one length as it
@@ -160,7 +167,7 @@ class TestWithoutPackedLinears:
 
     @pytest.fixture(autouse=True)
     def no_packing(self, empty_registry, monkeypatch):
-        for module in (_models, _packed_linear):
+        for module in (_devices, _fast_bert, _model_loading, _packed_linear):
             monkeypatch.setattr(module, "packing_works", lambda dtype: False)
 
     @pytest.mark.parametrize(
@@ -201,7 +208,8 @@ class TestPlainLinears:
         whole = linear(rows)
         if all(torch.equal(linear(rows[:n]), whole[:n]) for n in (2, 3, 5, 7)):
             pytest.skip("on this machine torch's own linear layers keep the bits of a row")
-        monkeypatch.setattr(_models, "stabilize_linears", lambda model, dtype: None)
+        monkeypatch.setattr(_model_loading, "fast_bert", lambda model, dtype: None)
+        monkeypatch.setattr(_model_loading, "stabilize_linears", lambda model, dtype: None)
         with pytest.raises(AssertionError, match="Arrays are not equal"):
             assert_same_bits(fitted(folder_of("minilm")), MANY, threads, n_threads=(1,))
 
