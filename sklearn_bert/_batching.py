@@ -1,10 +1,11 @@
 """Which texts go through the model together.
 
-Batches are made of groups of texts of equal length. So no attention mask is needed, no token is
-computed that nobody asked for, and (with the kernels of ``_packed_linear``) a text gets the same
-bits whatever its neighbours are. How different the lengths in a batch may be depends on what runs
-it: all alike, or any (``_fast_bert`` computes on rows of tokens, whichever text they belong to),
-or nearly alike (an accelerator would rather compute a little padding than many small batches).
+Batches are made of groups of texts of equal length. So on a CPU no attention mask is needed, no
+token is computed that nobody asked for, and (with the kernels of ``_packed_linear``) a text gets
+the same bits whatever its neighbours are. How different the lengths in a batch may be depends on
+what runs it: all alike, or any (``_fast_bert`` computes on rows of tokens, whichever text they
+belong to), or nearly alike (an accelerator would rather compute a little padding than many small
+batches).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TextGroup", "chunks", "plan_batches"]
+__all__ = ["TextGroup", "chunks", "known_types", "plan_batches"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,17 @@ class TextGroup:
     def __getitem__(self, texts: slice) -> TextGroup:
         types = None if self.types is None else self.types[texts]
         return TextGroup(self.ids[texts], self.counted, types)
+
+
+def known_types(groups: Sequence[TextGroup], n_types: int) -> list[NDArray[np.int64]] | None:
+    """Return the token types of each group, or None if the model has no use for them.
+
+    A tokenizer may tell the texts of a pair apart where the model does not.
+    """
+    given = [group.types for group in groups if group.types is not None]
+    if not given or max(int(types.max()) for types in given) >= n_types:
+        return None
+    return [np.zeros_like(g.ids) if g.types is None else g.types for g in groups]
 
 
 def plan_batches(

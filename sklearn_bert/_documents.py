@@ -122,8 +122,14 @@ def check_words(X: Any, missing: str = "error") -> list[str] | list[tuple[str, .
     rows = _as_rows(X)
     if not any(isinstance(row, list | tuple | np.ndarray) for row in rows):
         return check_documents(rows, missing)
-    texts = []
-    for position, row in enumerate(rows):
+    texts: list[tuple[str, ...]] = []
+    gaps = [not isinstance(row, list | tuple | np.ndarray) and _is_missing(row) for row in rows]
+    if missing == "error":
+        _refuse_missing(gaps)
+    for position, (row, gap) in enumerate(zip(rows, gaps, strict=True)):
+        if gap:
+            texts.append(())
+            continue
         if not isinstance(row, list | tuple | np.ndarray):
             raise TypeError(
                 f"row {position} of X is of type {type(row).__name__} among lists of words; pass "
@@ -244,7 +250,10 @@ def _as_two_columns(X: Any) -> tuple[list[Any], list[Any]]:
         return X[:, 0].tolist(), X[:, 1].tolist()
     if isinstance(X, str | bytes | bytearray | Mapping | Set) or issparse(X):
         raise TypeError(f"X is of type {type(X).__name__}; text_pair=True needs two texts per row.")
-    native = nw.from_native(X, pass_through=True, allow_series=True)
+    try:
+        native = nw.from_native(X, pass_through=True, allow_series=True)
+    except nw.exceptions.DuplicateError as error:
+        raise ValueError("X has columns of the same name; give them different ones.") from error
     if isinstance(native, nw.LazyFrame) or hasattr(X, "__dask_graph__"):
         raise TypeError(f"X is lazy ({type(X).__name__}); compute or collect it first.")
     if isinstance(native, nw.DataFrame):
@@ -253,9 +262,9 @@ def _as_two_columns(X: Any) -> tuple[list[Any], list[Any]]:
                 f"X has {native.shape[1]} columns; text_pair=True needs two, one text each."
             )
         return native[:, 0].to_list(), native[:, 1].to_list()
-    if isinstance(native, nw.Series) or not isinstance(X, Iterable):
+    if not isinstance(X, Iterable):
         raise TypeError(f"X is of type {type(X).__name__}; text_pair=True needs two texts per row.")
-    rows = list(X)
+    rows = native.to_list() if isinstance(native, nw.Series) else list(X)
     for position, row in enumerate(rows):
         if not isinstance(row, tuple | list | np.ndarray) or len(row) != 2:
             raise ValueError(

@@ -2,8 +2,9 @@
 
 ::
 
-    texts -> distinct texts -> those not in the cache -> token ids -> batches of equal length
-    -> states of the layers asked for -> pooled -> cache -> layers combined -> norm -> rows
+    texts -> distinct texts -> those not in the cache -> token ids, in windows -> batches
+    -> states of the layers asked for -> pooled -> windows merged -> cache -> layers combined
+    -> norm -> rows
 
 Tokens are pooled in torch, batch by batch, so that no state outlives its batch; layers are
 combined in NumPy at the end, so that another combination costs no forward pass. What is told apart

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-from ._batching import TextGroup
+from ._batching import TextGroup, known_types
 from ._packed_linear import PackedLinear, packing_works
 
 __all__ = ["Block", "Embeddings", "FastBert", "fast_bert"]
 
-# Lengths from which torch's scaled_dot_product_attention is faster than three products of whole
-# matrices, by precision. Its code for a CPU is good at long float32 sequences only.
-_LONG = {torch.float32: 80, torch.bfloat16: math.inf}
+# Lengths from which attention is computed in tiles, by torch's scaled_dot_product_attention, and
+# not in three products of whole matrices: where it is faster, or those would take much memory.
+_LONG = {torch.float32: 80, torch.bfloat16: 1024}
 
 
 class FastBert(nn.Module):
@@ -87,9 +87,6 @@ class Embeddings(nn.Module):
         self.words = original.word_embeddings
         self.types = getattr(original, "token_type_embeddings", None)
         self.positions = original.position_embeddings
-        # RoBERTa and its relatives number positions from padding_idx + 1 on
-        padding = self.positions.padding_idx
-        self.first_position = 0 if padding is None else padding + 1
         self.norm = original.LayerNorm
         self.projection = None if projection is None else PackedLinear(projection)
 
@@ -98,15 +95,27 @@ class Embeddings(nn.Module):
         return torch.cat([self._embed(group) for group in groups])
 
     def _embed(self, group: TextGroup) -> Tensor:
-        n_tokens = group.ids.shape[1]
-        rows = self.words(torch.from_numpy(group.ids))
-        if self.types is not None and group.types is not None:
-            rows = rows + self.types(torch.from_numpy(group.types))
-        elif self.types is not None:
-            rows = rows + self.types.weight[0]
-        rows = rows + self.positions.weight[self.first_position : self.first_position + n_tokens]
-        rows = self.norm(rows.flatten(0, 1))
+        ids = torch.from_numpy(group.ids)
+        rows = self.words(ids)
+        if self.types is not None:
+            types = known_types([group], self.types.num_embeddings)
+            rows = rows + (
+                self.types.weight[0] if types is None else self.types(torch.from_numpy(types[0]))
+            )
+        rows = self.norm((rows + self._positions(ids)).flatten(0, 1))
         return rows if self.projection is None else self.projection(rows)
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        """Return position embeddings, of ``(n_tokens, size)`` or ``(n_texts, n_tokens, size)``."""
+        padding = self.positions.padding_idx
+        if padding is None:
+            return self.positions.weight[: ids.shape[1]]
+        # RoBERTa and its relatives number positions from padding_idx + 1 on
+        if not (ids == padding).any():
+            return self.positions.weight[padding + 1 : padding + 1 + ids.shape[1]]
+        # and do not count a token of that id, which an unknown piece of a text can be
+        is_token = ids != padding
+        return self.positions(is_token.cumsum(dim=1) * is_token + padding)
 
 
 class Block(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -21,7 +20,7 @@ from sklearn.utils._param_validation import (
 )
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.fixes import parse_version
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
 from ._cache import CacheParameter, resolve_cache
 from ._callbacks import CallbackProgress, CallbackSupportMixin, begin_fit
@@ -164,6 +163,9 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
         Absolute path of the model, if it was given as a folder.
     revision_ : str or None
         Commit of the model, if it came from the hub.
+    feature_names_in_ : ndarray of shape (2,)
+        Names of the two columns, if pairs of texts were given as a frame. They must come again in
+        the same order.
     n_truncated_ : int
         How many of the texts given to ``fit_transform`` were cut. ``fit`` alone does not read
         them, so it does not set this.
@@ -298,7 +300,7 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
         RuntimeError
             If the device is not there.
         """
-        texts = self._read(X)
+        texts = self._read(X, fitting=True)
         progress = begin_fit(self, "fit", n_texts=0)
         self._fit_texts(texts)
         if progress is not None:
@@ -321,7 +323,7 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
         ndarray of shape (n_samples, n_features)
             As of :meth:`transform`.
         """
-        texts = self._read(X)
+        texts = self._read(X, fitting=True)
         progress = begin_fit(self, "fit_transform", n_texts=len(set(texts)))
         spec = self._fit_texts(texts)._fitted_spec()
         features, self.n_truncated_ = self._transform_texts(texts, spec, progress)
@@ -354,10 +356,8 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
             If the model files are not those of ``fit``.
         """
         check_is_fitted(self)
-        if any(getattr(self, name) is not value for name, value in self._fitted_params.items()):
-            self._validate_params()
         spec = self._fitted_spec()
-        return _keep_index(self, self._transform_texts(self._read(X), spec)[0], X)
+        return _keep_index(self, self._transform_texts(self._read(X, fitting=False), spec)[0], X)
 
     def transform_tokens(
         self, X: Any, *, level: str = "token", subwords: str = "first"
@@ -477,12 +477,6 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
         state.pop("_state_format", None)
         super().__setstate__(state)
 
-    @classmethod
-    @cache
-    def _get_param_names(cls) -> list[str]:
-        # reading the signature is a tenth of a millisecond of every call, and never changes
-        return super()._get_param_names()
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.one_d_array = not self.text_pair
@@ -491,9 +485,13 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
         tags.transformer_tags.preserves_dtype = []
         return tags
 
-    def _read(self, X: Any) -> Sequence[Text]:
+    def _read(self, X: Any, fitting: bool) -> Sequence[Text]:
         """Return what `X` holds: a text or a pair of texts per row."""
-        return (check_pairs if self.text_pair else check_documents)(X, self.missing)
+        if not self.text_pair:
+            return check_documents(X, self.missing)
+        pairs = check_pairs(X, self.missing)
+        _check_feature_names(self, X, reset=fitting)
+        return pairs
 
     def _fit_texts(self, texts: Sequence[Text]) -> Self:
         if not texts:
@@ -587,6 +585,8 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
         A list that was changed in place is not a parameter that was set, so it changes nothing.
         """
         given = self._fitted_params
+        if any(getattr(self, name) is not value for name, value in given.items()):
+            self._validate_params()
         meant = {**given, "layers": self.layers_, "pooling": self._fitted_poolings}
         changed = [
             name

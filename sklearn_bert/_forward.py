@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ._batching import TextGroup
+from ._batching import TextGroup, known_types
 from ._pooling import Pooling, Reading
 from .exceptions import SlowPathWarning, UnsupportedModelError, warn_caller
 
@@ -264,6 +264,14 @@ class HookedModel:
         self.spread = 0.0 if on_cpu else _MOST_PADDING
         # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
         self.pad_id = getattr(model.config, "pad_token_id", None) or 0
+        self.n_types = max(
+            (
+                module.num_embeddings
+                for name, module in model.named_modules()
+                if name.endswith("token_type_embeddings") and isinstance(module, nn.Embedding)
+            ),
+            default=0,
+        )
         self.needs_two_rows = model.config._attn_implementation == "eager"
         self.one_at_a_time = False
         blocks = find_blocks(model, n_layers)
@@ -293,8 +301,8 @@ class HookedModel:
         """Return the arguments of the model: the texts of all groups, padded if need be."""
         longest = max(group.ids.shape[1] for group in groups)
         inputs = {"input_ids": _padded([group.ids for group in groups], longest, self.pad_id)}
-        if any(group.types is not None for group in groups):
-            types = [np.zeros_like(g.ids) if g.types is None else g.types for g in groups]
+        types = known_types(groups, self.n_types)
+        if types is not None:
             inputs["token_type_ids"] = _padded(types, longest, 0)
         if any(group.ids.shape[1] < longest for group in groups):
             mask = [np.ones_like(group.ids) for group in groups]
@@ -420,4 +428,6 @@ def _pool(states: Tensor, counted: slice | list[int], pooling: Pooling) -> Tenso
             f"pooling {pooling.name!r} returned shape {tuple(vectors.shape)} for "
             f"{tuple(tokens.shape)}; expected {tuple(states[:, 0].shape)}."
         )
-    return vectors
+    # a part of the states would keep all of them alive until the last layer is pooled
+    is_part = vectors.untyped_storage().nbytes() > vectors.nbytes
+    return vectors.clone() if is_part else vectors

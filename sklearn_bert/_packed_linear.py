@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ class PackedLinear(nn.Module):
         return self._rows(x, add)
 
     def _rows(self, x: Tensor, add: Tensor | None) -> Tensor:
-        linear = torch.ops.mkldnn._linear_pointwise
+        linear = _product()
         if add is not None:
             return linear.binary(x, add, self.packed_weight, self.bias, "add")
         # "none" names the way GELU is computed: without approximation
@@ -119,6 +120,11 @@ class Pointwise(nn.Module):
         return self.linear(x.transpose(1, 2)).transpose(1, 2)
 
 
+def _product() -> Any:
+    """Return torch's operator for a product with packed weights."""
+    return torch.ops.mkldnn._linear_pointwise
+
+
 @cache
 def packing_works(dtype: torch.dtype) -> bool:
     """Whether packed linear layers exist here and agree with torch's own for `dtype`."""
@@ -126,9 +132,14 @@ def packing_works(dtype: torch.dtype) -> bool:
     x = (torch.arange(5 * 64, dtype=torch.float32).reshape(5, 64) * 0.73).cos()
     linear = nn.Linear(64, 48, bias=False, device="meta").to_empty(device="cpu")
     linear.weight = nn.Parameter(weight, requires_grad=False)
-    expected = linear(x)
+    plain = linear(x)
+    expected = torch.stack([plain, nn.functional.gelu(plain), plain + plain])
     try:
-        got = PackedLinear(linear.to(dtype))(x.to(dtype))
+        layer, with_gelu = PackedLinear(linear.to(dtype)), PackedLinear(linear, "gelu")
+        few, result = x.to(dtype), plain.to(dtype)
+        one = layer(few[:1], add=result[:1])
+        got = torch.stack([layer(few), with_gelu(few), layer(few, add=result)])
+        got[2, :1] = one
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     # bfloat16 keeps 8 bits: relative to the largest value, sums of 64 terms agree to 1/50

@@ -1,7 +1,7 @@
 """Token axis: from the states of the tokens of a text to one vector.
 
-A :class:`Pooling` says what it reads and how it reduces it. Every text of a batch has the same
-number of tokens (see ``_batching``), so a reduction sees a dense array and needs no mask.
+A :class:`Pooling` says what it reads and how it reduces it. It is given texts of one length at a
+time (see ``_batching``), so a reduction sees a dense array and needs no mask.
 No function here imports torch: they call methods of the tensors they are given.
 """
 
@@ -95,7 +95,7 @@ class Pooling:
     >>> def spread(states):
     ...     return states.amax(dim=1) - states.amin(dim=1)
     >>> Pooling("spread", spread)
-    Pooling(name='spread', reads='counted')
+    Pooling(name='spread', reads='counted', merge='mean')
     """
 
     name: str
@@ -109,7 +109,7 @@ class Pooling:
 
     def __repr__(self) -> str:
         # without the function's address, so that the same pooling always prints the same
-        return f"Pooling(name={self.name!r}, reads={self.reads!r})"
+        return f"Pooling(name={self.name!r}, reads={self.reads!r}, merge={self.merge!r})"
 
     def __reduce__(self) -> tuple[Callable[..., Pooling], tuple[object, ...]]:
         # those of this library by name, so that a pickle does not depend on private functions

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._batching import plan_batches
+from ._documents import unique_documents
 from ._extract import FeatureSpec, combine, normalized, refuse_long, warn_truncated
 from ._progress import Progress, watched_by
 from ._text_states import Execution, batch_budget
@@ -116,31 +117,35 @@ def extract_token_features(
     from ._models import get_tokenizer
 
     tokenizer = get_tokenizer(reference)
-    tokenized = tokenize_words(tokenizer, texts)
+    distinct, row_of = unique_documents(texts)
+    tokenized = tokenize_words(tokenizer, distinct)
     counts_special = level == "token" and spec.states.layout.special_tokens == "include"
     layout = replace(spec.states.layout, special_tokens="include" if counts_special else "exclude")
     special = tokenizer.special_tokens
     encodings = arrange([text.ids for text in tokenized], special, layout)
+    n_tokens = np.array(encodings.n_tokens, np.intp)[row_of]
     if spec.long_documents == "error":
-        refuse_long(np.array(encodings.n_tokens, np.intp), layout.max_length)
+        refuse_long(n_tokens, layout.max_length)
     elif spec.long_documents == "truncate":
-        warn_truncated(np.array(encodings.n_tokens, np.intp), layout.max_length)
-    with watched_by(len(texts), execution.verbose, *execution.observers) as progress:
+        warn_truncated(n_tokens, layout.max_length)
+    with watched_by(len(distinct), execution.verbose, *execution.observers) as progress:
         vectors = _token_vectors(encodings, spec, reference, execution, progress)
-    n_rows = np.zeros(len(texts), np.intp)
+    n_rows = np.zeros(len(distinct), np.intp)
     np.add.at(n_rows, encodings.text_of, encodings.n_counted)
     by_text = [vectors[end - n : end] for n, end in zip(n_rows, n_rows.cumsum(), strict=True)]
     if level == "word":
         reduce = SUBWORD_POOLINGS[subwords]
-        return _word_features(tokenized, by_text, vectors.shape[1], spec, reduce)
-    around = (special.prefix, special.suffix) if counts_special else ((), ())
-    return _features(
-        normalized(vectors, spec.norm),
-        [
-            _token_rows(text, len(rows), *map(tokenizer.names, around))
-            for text, rows in zip(tokenized, by_text, strict=True)
-        ],
-    )
+        features = _word_features(tokenized, by_text, vectors.shape[1], spec, reduce)
+    else:
+        around = (special.prefix, special.suffix) if counts_special else ((), ())
+        features = _features(
+            normalized(vectors, spec.norm),
+            [
+                _token_rows(text, len(rows), *map(tokenizer.names, around))
+                for text, rows in zip(tokenized, by_text, strict=True)
+            ],
+        )
+    return features if len(distinct) == len(texts) else _repeated(features, row_of)
 
 
 def _token_vectors(
@@ -156,12 +161,14 @@ def _token_vectors(
 
     device = resolve_device(execution.device)
     budget = batch_budget(execution.batch_tokens, device.type)
-    encoder = get_encoder(reference, device, spec.states.dtype)
     without_norm = replace(spec, norm=None)
     n_blocks = len(spec.states.layers) if spec.layer_combination == "concat" else 1
     stops = np.cumsum(encodings.n_counted, dtype=np.intp)
     n_tokens = int(stops[-1]) if len(stops) else 0
     vectors = np.empty((n_tokens, n_blocks * reference.hidden_size), np.float32)
+    if n_tokens == 0:
+        return vectors
+    encoder = get_encoder(reference, device, spec.states.dtype)
     windows = encodings.windows_of(np.arange(len(encodings.n_tokens)))
     ends_text = np.diff(encodings.text_of, append=-1) != 0
     for batch in plan_batches([len(encodings.ids[w]) for w in windows], budget, encoder.spread):
@@ -173,6 +180,20 @@ def _token_vectors(
         n_done = int(ends_text[windows[batch]].sum())
         progress.update(n_done, sum(group.ids.size for group in groups))
     return vectors
+
+
+def _repeated(features: TokenFeatures, row_of: NDArray[np.intp]) -> TokenFeatures:
+    """Give every text the rows of the distinct text that it is."""
+    n_rows = np.bincount(features.document, minlength=int(row_of.max()) + 1)
+    stops = n_rows.cumsum()
+    rows = np.concatenate([np.arange(stops[i] - n_rows[i], stops[i]) for i in row_of])
+    return TokenFeatures(
+        vectors=features.vectors[rows],
+        tokens=features.tokens[rows],
+        offsets=features.offsets[rows],
+        document=np.repeat(np.arange(len(row_of)), n_rows[row_of]),
+        word=features.word[rows],
+    )
 
 
 # What stands beside the vectors of a text: tokens or words, offsets, and numbers of words.

@@ -131,7 +131,7 @@ class WindowMerger:
         order = sorted(parts)
         weights = np.array([self._n_counted[number] for number in order], np.float64)
         merged = []
-        for position, merge in enumerate(self._merges):
-            vectors = np.stack([parts[number][position] for number in order])
-            merged.append(merge(vectors.astype(np.float64), weights).astype(np.float32))
+        for merge in self._merges:
+            vectors = np.stack([parts[number].pop(0) for number in order], dtype=np.float64)
+            merged.append(merge(vectors, weights).astype(np.float32))
         return merged

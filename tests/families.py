@@ -214,6 +214,11 @@ def _xlm_roberta(folder: Path) -> Path:
     return write_model(folder, config, _xlm_roberta_tokenizer(), "XLMRobertaModel")
 
 
+def _camembert(folder: Path) -> Path:
+    config = transformers.CamembertConfig(**_ROBERTA_LIKE, type_vocab_size=1)
+    return write_model(folder, config, _xlm_roberta_tokenizer(), "CamembertModel")
+
+
 def _electra(folder: Path) -> Path:
     config = transformers.ElectraConfig(**_SIZES, embedding_size=24)
     return write_model(folder, config, _bert_tokenizer(), "ElectraForPreTraining")
@@ -264,6 +269,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "xlm-roberta": _xlm_roberta,
     "electra": _electra,
     "mpnet": _mpnet,
+    "camembert": _camembert,
     "albert": partial(_albert, num_hidden_groups=1),
     "albert-two-groups": partial(_albert, num_hidden_groups=2),
     "albert-two-layers-a-group": partial(_albert, inner_group_num=2),

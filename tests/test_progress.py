@@ -24,8 +24,7 @@ class TestBar:
         getattr(BertLayerFeaturizer(tiny, verbose=True).fit(TEXTS), use)(TEXTS)
         out, err = capsys.readouterr()
         assert out == ""
-        n_texts = 45 if use == "transform_tokens" else 40  # distinct ones
-        assert f"{n_texts}/{n_texts}" in err
+        assert "40/40" in err  # distinct ones
         assert re.search(r"[\d,]+ tokens/s", err)
         assert re.search(r"\d\d:\d\d<\d\d:\d\d", err)  # gone < left
 

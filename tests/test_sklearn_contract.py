@@ -1103,6 +1103,10 @@ def test_every_fitted_attribute_is_documented(tiny):
     fitted = BertLayerFeaturizer(tiny)
     fitted.fit_transform(TEXTS)
     public = {n for n in vars(fitted) if n.endswith("_") and not n.startswith("_")}
+    pairs = pd.DataFrame([("good", "bad")], columns=["a", "b"])
+    public |= {
+        n for n in vars(BertLayerFeaturizer(tiny, text_pair=True).fit(pairs)) if n[-1] == "_"
+    }
     assert set(documented(BertLayerFeaturizer.__doc__, "Attributes")) == public
 
 
