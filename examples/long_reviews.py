@@ -1,6 +1,23 @@
 """Film reviews longer than the model takes: the beginning only, or all of it in windows.
 
-python examples/long_reviews.py
+    python examples/long_reviews.py
+
+Cross-validated accuracy of a logistic regression on means of all-MiniLM-L6-v2, 300 reviews (see
+examples/data/README.md). It takes five minutes of one core and prints, besides two warnings:
+
+                                              cut tokens lost  layer 3  layer 4  layer 5  layer 6
+    max_length long_documents window_overlap
+    256        truncate       0               297         70%    0.660    0.668    0.682    0.612
+               window         0                 0          0%    0.784    0.815    0.800    0.692
+    512        truncate       0               248         41%    0.739    0.772    0.793    0.681
+               window         0                 0          0%    0.762    0.784    0.797    0.722
+                              128               0          0%    0.762    0.789    0.797    0.719
+    TF-IDF, which reads everything: 0.740
+
+At 256 tokens most of a review is lost, and reading it in windows is worth 8 to 15 points. At 512,
+where two fifths are lost, it is worth 0 to 4. With 300 reviews a difference of 2 points is noise:
+on layers 4 and 5 windows of 512 do not clearly win. An overlap changes nothing here, and windows of
+256 are about as good as windows of 512, but for the last layer.
 """
 
 import gzip
