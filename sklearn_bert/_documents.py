@@ -285,7 +285,10 @@ def _as_str(row: Any, position: int) -> str:
     if isinstance(row, bytes):
         hint = " Decode it first."
     elif isinstance(row, list | tuple | np.ndarray):
-        hint = " Pass one text per row; for pairs of texts use text_pair=True."
+        hint = (
+            " Pass one text per row; for pairs of texts use text_pair=True, and for lists of words "
+            "transform_tokens."
+        )
     raise TypeError(f"row {position} of X is of type {type(row).__name__}, not str.{hint}")
 
 
