@@ -3,6 +3,8 @@
 One SQLite database in write-ahead mode holds a row for each text and shelf: its float32 numbers as
 raw bytes with a checksum for each layer. Nothing is ever unpickled. Rows are appended in the order
 they come and found through an index of short keys, so reading does not slow down as they grow many.
+Putting does, since new keys fall all over the index; SQLite is given memory for it, lest it write
+the same pages out and read them back several times in one transaction.
 
 Claims are rows too. Their owner is a process, which holds a lock on a file of its own in the folder
 ``workers`` for as long as it lives: the operating system lets go of the lock when the process ends,
@@ -54,6 +56,8 @@ CREATE TABLE claims (
     namespace TEXT, text BLOB, owner TEXT, PRIMARY KEY (namespace, text)) WITHOUT ROWID;
 """
 _PAGE_SIZE = 32768  # a row of a few tens of kilobytes fits
+# Most memory of SQLite in a process: the pages of the index that a put changes should fit.
+_PAGE_CACHE_KIB = 65536
 _OWNER = re.compile("[0-9a-f]{32}")
 _BUSY_SECONDS = 60.0
 _KEYS_PER_QUERY = 500
@@ -347,6 +351,7 @@ def _open(path: Path) -> sqlite3.Connection:
                 is_ours=application == _APPLICATION_ID,
             )
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = {-_PAGE_CACHE_KIB}")
     except BaseException:
         connection.close()
         raise

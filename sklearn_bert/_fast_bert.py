@@ -5,7 +5,8 @@ lengths are the rows of one matrix, without padding; only attention goes through
 by length. A block is four matrix products on packed weights (queries, keys and values are one;
 GELU and the residual sums happen in the same pass over memory), an attention and two norms. Each
 keeps "same text, same bits": what computes a row depends on its text's length and on the
-precision, never on the other rows.
+precision, never on the other rows. That is why a few rows of zeros at the end, which belong to no
+text, can make the number of rows one that ``PackedLinear`` takes as it is.
 
 What a model's parts are called is all that differs between these families: see ``_LAYOUTS``.
 A model of another make runs in transformers' own code (``_forward``).
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
 from ._batching import TextGroup, known_types
-from ._packed_linear import PackedLinear, packing_works
+from ._packed_linear import PackedLinear, packing_works, pad_rows, padded_height
 
 __all__ = ["Block", "Embeddings", "FastBert", "fast_bert"]
 
@@ -91,8 +92,10 @@ class Embeddings(nn.Module):
         self.projection = None if projection is None else PackedLinear(projection)
 
     def forward(self, groups: Sequence[TextGroup]) -> Tensor:
-        """Return the rows of all tokens, of shape ``(n_tokens, hidden_size)``."""
-        return torch.cat([self._embed(group) for group in groups])
+        """Return the rows of all tokens and of padding, of shape ``(height, hidden_size)``."""
+        rows = torch.cat([self._embed(group) for group in groups])
+        rows = pad_rows(rows, padded_height(len(rows)))
+        return rows if self.projection is None else self.projection(rows)
 
     def _embed(self, group: TextGroup) -> Tensor:
         ids = torch.from_numpy(group.ids)
@@ -102,8 +105,7 @@ class Embeddings(nn.Module):
             rows = rows + (
                 self.types.weight[0] if types is None else self.types(torch.from_numpy(types[0]))
             )
-        rows = self.norm((rows + self._positions(ids)).flatten(0, 1))
-        return rows if self.projection is None else self.projection(rows)
+        return self.norm((rows + self._positions(ids)).flatten(0, 1))
 
     def _positions(self, ids: Tensor) -> Tensor:
         """Return position embeddings, of ``(n_tokens, size)`` or ``(n_texts, n_tokens, size)``."""
@@ -154,7 +156,7 @@ class Block(nn.Module):
         self.output_norm = output_norm
 
     def forward(self, rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the next layer of `rows`, which are texts of ``(n_texts, n_tokens)`` each."""
+        """Compute the next layer of `rows`, groups of ``(n_texts, n_tokens)`` and padding."""
         attended = _attend(self.query_key_value(rows), shapes, self.n_heads)
         rows = self.attention_norm(self.attention_output(attended, add=rows))
         return self.output_norm(self.output(self.intermediate(rows), add=rows))
@@ -176,7 +178,8 @@ def _pool(states: Sequence[Tensor], dense: nn.Module) -> Tensor:
 
 def _by_group(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """View rows of tokens as one tensor of shape ``(n_texts, n_tokens, size)`` per group."""
-    parts = rows.split([n_texts * n_tokens for n_texts, n_tokens in shapes])
+    sizes = [n_texts * n_tokens for n_texts, n_tokens in shapes]
+    parts = rows[: sum(sizes)].split(sizes)
     return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -185,8 +188,8 @@ def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Te
 
     Parameters
     ----------
-    rows : Tensor of shape (n_tokens, 3 * hidden_size)
-        Queries, keys and values of each token.
+    rows : Tensor of shape (height, 3 * hidden_size)
+        Queries, keys and values of each token, and padding.
     shapes : sequence of (n_texts, n_tokens)
         Of the groups that the rows are made of.
     n_heads : int
@@ -194,8 +197,8 @@ def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Te
 
     Returns
     -------
-    Tensor of shape (n_tokens, hidden_size)
-        Weighted sums of values.
+    Tensor of shape (height, hidden_size)
+        Weighted sums of values, and padding.
     """
     attended = []
     for group in _by_group(rows, shapes):
@@ -203,6 +206,9 @@ def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Te
         heads = group.view(n_texts, n_tokens, 3, n_heads, size // (3 * n_heads))
         attention = _flash if n_tokens >= _LONG[rows.dtype] else _matrix_products
         attended.append(attention(heads).view(n_texts * n_tokens, -1))
+    n_padding = len(rows) - sum(map(len, attended))
+    if n_padding:
+        attended.append(rows.new_zeros(n_padding, attended[0].shape[1]))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 

@@ -50,6 +50,8 @@ _ACCELERATOR_BATCH_TOKENS = 16384
 # Batches that a worker claims at a time: long enough to be worth a transaction, short enough that
 # nobody waits long for the last one.
 _CLAIMED_BATCHES = 16
+# And at most so much to keep: what is claimed is held until it is put into the store.
+_CLAIMED_BYTES = 2**26
 # A worker that is alive but makes no progress for so long is no longer waited for.
 _PATIENCE_SECONDS = 120.0
 
@@ -204,7 +206,7 @@ class _Job:
         texts = [self.texts[row] for row in rows]
         encodings = tokenize(get_tokenizer(self.reference), texts, self.wanted.layout)
         self.n_tokens[rows] = encodings.n_tokens
-        pending = list(plan_batches(encodings.text_sizes, _CLAIMED_BATCHES * self.budget, math.inf))
+        pending = self._claims(encodings.text_sizes)
         last_progress = time.monotonic()
         while pending:
             n_before = sum(map(len, pending))
@@ -215,6 +217,17 @@ class _Job:
                 last_progress = time.monotonic()
             else:
                 self.store.pause()
+
+    def _claims(self, lengths: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+        """Cut texts into pieces to claim, put and fetch at a time, the longest texts first."""
+        if isinstance(self.store, NoStore):  # each piece would end in a batch that is not full
+            return [np.arange(len(lengths))]
+        tokens = _CLAIMED_BATCHES * self.budget
+        n_states = sum(len(reading.layers) for reading in self.readings)
+        bytes_per_text = 4 * n_states * self.reference.hidden_size
+        # short texts count as long ones, lest thousands of them with all their layers be one piece
+        shortest = math.ceil(tokens * bytes_per_text / _CLAIMED_BYTES)
+        return list(plan_batches(np.maximum(lengths, shortest), tokens, math.inf))
 
     def _advance(
         self,

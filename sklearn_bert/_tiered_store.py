@@ -19,6 +19,8 @@ __all__ = ["MEMORY_BYTES", "TieredStore"]
 
 # Memory that rows read from disk, or about to be written to it, may take in a process.
 MEMORY_BYTES = 2**29
+# Rows are read in pieces of this size, for they are in memory twice until they are handed out.
+_READ_BYTES = 2**26
 
 
 class TieredStore:
@@ -44,15 +46,16 @@ class TieredStore:
             # More than memory is for would push out what it is for: then only what is asked for.
             row_bytes = 4 * len(stored.layers) * stored.hidden_size
             layers = stored.layers if len(missing) * row_bytes < MEMORY_BYTES / 4 else shelf.layers
-            found, counts, states = self.disk.read(
-                stored, layers, [texts[position] for position in missing.tolist()]
-            )
-            rows = missing[found]
-            out[rows] = states[:, [layers.index(layer) for layer in shelf.layers]]
-            n_tokens[rows] = counts
-            if layers is stored.layers and len(rows):
-                names = [texts[row] for row in rows]
-                self.memory.put(stored, names, counts, states, MEMORY_BYTES)
+            at_once = max(1, _READ_BYTES // (4 * len(layers) * stored.hidden_size))
+            for start in range(0, len(missing), at_once):
+                some = missing[start : start + at_once]
+                names = [texts[position] for position in some.tolist()]
+                found, counts, states = self.disk.read(stored, layers, names)
+                out[some[found]] = states[:, [layers.index(layer) for layer in shelf.layers]]
+                n_tokens[some[found]] = counts
+                if layers is stored.layers and len(found):
+                    kept = [names[position] for position in found]
+                    self.memory.put(stored, kept, counts, states, MEMORY_BYTES)
         return n_tokens
 
     def put(

@@ -11,7 +11,9 @@ import torch
 from families import FAMILIES
 
 import sklearn_bert
-from sklearn_bert import BertLayerFeaturizer, Pooling
+from sklearn_bert import BertLayerFeaturizer, FeatureCache, Pooling, _model_loading, _text_states
+from sklearn_bert._memory_store import MemoryStore
+from sklearn_bert._packed_linear import PackedLinear, padded_height
 from sklearn_bert.exceptions import SlowPathWarning
 from sklearn_bert.testing import make_bert
 
@@ -109,6 +111,50 @@ class TestWhileComputing:
         assert sizes == [4, 4, 4, 4]
         assert leftovers == []
         assert np.array_equal(got, BertLayerFeaturizer(tiny).fit_transform(texts))
+
+    @pytest.mark.parametrize("pooling", ["mean", "pooler"])
+    @pytest.mark.parametrize("fast", [True, False])
+    def test_few_numbers_of_rows_are_multiplied(self, tiny, fast, pooling, monkeypatch):
+        """oneDNN keeps a kernel of over half a megabyte for each that it has met."""
+        sklearn_bert.unload_models()
+        if not fast:
+            monkeypatch.setattr(_model_loading, "fast_bert", lambda model, dtype: None)
+        heights = set()
+        original = PackedLinear._rows
+
+        def note(self, x, add):
+            heights.add(x.numel() // self.in_features)
+            return original(self, x, add)
+
+        monkeypatch.setattr(PackedLinear, "_rows", note)
+        rng = random.Random(5)
+        featurizer = BertLayerFeaturizer(tiny, pooling=pooling, device="cpu").fit(["a"])
+        featurizer.transform(random_texts(2_000, rng, longest=30))
+        for _ in range(100):
+            featurizer.transform(random_texts(1, rng) + random_texts(rng.randint(0, 8), rng))
+        sklearn_bert.unload_models()
+        assert heights
+        assert all(padded_height(n) == n for n in heights)
+        assert len(heights) <= sum(padded_height(n) == n for n in range(2, 1025)) < 200
+
+    def test_what_is_kept_for_the_cache_at_a_time_is_bounded(self, tiny, tmp_path, monkeypatch):
+        """Thousands of short texts with all their layers were once put at a time."""
+        limit = 2**20
+        sizes = []
+        original = MemoryStore.put
+
+        def note(self, shelf, texts, n_tokens, states, max_bytes):
+            sizes.append(states.nbytes)
+            return original(self, shelf, texts, n_tokens, states, max_bytes)
+
+        monkeypatch.setattr(MemoryStore, "put", note)
+        monkeypatch.setattr(_text_states, "_CLAIMED_BYTES", limit)
+        texts = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS]
+        poolings = ["mean", "max", "min"]
+        cache = FeatureCache(tmp_path, poolings=poolings)
+        BertLayerFeaturizer(tiny, layers="all", cache=cache).fit_transform(texts)
+        assert len(sizes) > 3 * len(poolings)
+        assert max(sizes) <= limit / len(poolings)
 
 
 class TestOverManyCalls:
