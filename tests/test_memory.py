@@ -67,7 +67,7 @@ class TestWhileComputing:
         assert isinstance(features, np.ndarray)
         assert len(inside) > 200
         one_batch = 64 * 32 * 4
-        assert max(alive) <= alive[0] + one_batch
+        assert max(alive) <= alive[0] + 2 * one_batch  # views count too, and not all are full
         assert set(inside) == {(False, False, None)}
 
     def test_no_token_is_padding(self, tiny):
@@ -135,7 +135,7 @@ class TestWhileComputing:
         sklearn_bert.unload_models()
         assert heights
         assert all(padded_height(n) == n for n in heights)
-        assert len(heights) <= sum(padded_height(n) == n for n in range(2, 1025)) < 200
+        assert len(heights) <= sum(padded_height(n) == n for n in range(2, 1025)) < 128
 
     def test_what_is_kept_for_the_cache_at_a_time_is_bounded(self, tiny, tmp_path, monkeypatch):
         """Thousands of short texts with all their layers were once put at a time."""
@@ -162,11 +162,11 @@ class TestOverManyCalls:
         rng = random.Random(2)
         featurizer = BertLayerFeaturizer(tiny).fit(["a"])
         after = {}
-        for call in range(1, 401):
+        for call in range(1, 801):
             featurizer.set_params(batch_tokens=rng.randint(1, 4000))
             featurizer.transform(random_texts(rng.randint(1, 8), rng))
-            after[call] = resident() if call in (100, 400) else 0
-        assert after[400] - after[100] < 30 * MEGABYTE
+            after[call] = resident() if call in (400, 800) else 0
+        assert after[800] - after[400] < 30 * MEGABYTE
 
     @pytest.mark.filterwarnings("ignore::sklearn_bert.exceptions.TruncationWarning")
     @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
