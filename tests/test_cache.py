@@ -277,7 +277,7 @@ class TestSameBits:
         long = ["good film " * 100, "bad"]
         featurizer = BertLayerFeaturizer(tiny, cache=cache).fit(long)
         for _ in range(2):
-            with pytest.warns(TruncationWarning, match=r"1 of 2 texts .*longest has 202"):
+            with pytest.warns(TruncationWarning, match=r"1 of 2 texts .*longest text has 202"):
                 featurizer.transform(long)
 
 
