@@ -9,11 +9,12 @@ from families import FAMILIES, TEXTS, random_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklearn_bert import BertLayerFeaturizer, _fast_bert, _model_loading, _models
+from sklearn_bert import BertLayerFeaturizer, _fast_bert, _forward, _model_loading, _models
 from sklearn_bert._batching import plan_batches
 from sklearn_bert._fast_bert import FastBert
 from sklearn_bert._forward import Encoder, HookedModel
 from sklearn_bert._packed_linear import packing_works
+from sklearn_bert._pooling import POOLINGS
 
 FAST = ["bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"]
 MIXED = random_texts(range(1, 41))  # every number of words from 1 to 40 once
@@ -251,3 +252,11 @@ def test_attention_to_very_large_scores_is_finite(score):
     heads[:, 2:, 1] = score
     for attention in (_fast_bert._flash, _fast_bert._matrix_products):
         assert torch.isfinite(attention(heads)).all()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last", "mean", "max"])
+def test_a_pooled_vector_does_not_keep_the_states_alive(pooling):
+    """[CLS] as a part of a layer's states held all tokens of all layers until the last was read."""
+    states = torch.randn(3, 50, 16)
+    vectors = _forward._pool(states, slice(0, 50), POOLINGS[pooling])
+    assert vectors.untyped_storage().nbytes() == 3 * 16 * 4
