@@ -6,6 +6,7 @@ hundred parts, one for each hundredth of the distinct texts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 try:
@@ -56,8 +57,8 @@ class CallbackProgress:
         self._context.call_on_fit_task_end(estimator=self._estimator)
 
 
-def begin_fit(estimator: Any, task_name: str, n_texts: int) -> CallbackProgress | None:
-    """Tell callbacks that a task begins; return what to tell its progress, or None.
+def begin_fit(estimator: Any, task_name: str, texts: Sequence[object]) -> CallbackProgress | None:
+    """Tell callbacks that a task begins; return what to tell its progress, or None if none is set.
 
     Parameters
     ----------
@@ -65,11 +66,12 @@ def begin_fit(estimator: Any, task_name: str, n_texts: int) -> CallbackProgress 
         Whose task it is.
     task_name : str
         Name of the task.
-    n_texts : int
-        Number of distinct texts that will be transformed; 0 if none will.
+    texts : sequence
+        What will be transformed; its distinct ones are counted.
     """
-    if not hasattr(estimator, "_init_callback_context"):
+    if not getattr(estimator, "_skl_callbacks", None):
         return None
+    n_texts = len(set(texts))
     n_parts = min(n_texts, _MOST_PARTS)
     context = estimator._init_callback_context(task_name=task_name, max_subtasks=n_parts)
     context.call_on_fit_task_begin(estimator=estimator)

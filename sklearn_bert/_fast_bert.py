@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -242,6 +242,7 @@ def _matrix_products(heads: Tensor) -> Tensor:
     return attended.transpose(1, 2).to(heads.dtype).flatten(2)
 
 
+@cache
 def _register_bytes() -> int:
     """Size of the registers that torch's elementwise code uses here."""
     return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
@@ -269,12 +270,11 @@ _DISTILBERT = {
     "output_norm": "output_layer_norm",
 }
 _LAYOUTS = {
-    "bert": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
-    "camembert": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
+    **dict.fromkeys(
+        ("bert", "camembert", "electra", "roberta", "xlm-roberta"),
+        ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
+    ),
     "distilbert": ("transformer.layer", _DISTILBERT, "ffn.activation"),
-    "electra": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
-    "roberta": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
-    "xlm-roberta": ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
 }
 
 

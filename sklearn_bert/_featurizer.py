@@ -301,7 +301,7 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
             If the device is not there.
         """
         texts = self._read(X, fitting=True)
-        progress = begin_fit(self, "fit", n_texts=0)
+        progress = begin_fit(self, "fit", ())
         self._fit_texts(texts)
         if progress is not None:
             progress.end()
@@ -324,7 +324,7 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
             As of :meth:`transform`.
         """
         texts = self._read(X, fitting=True)
-        progress = begin_fit(self, "fit_transform", n_texts=len(set(texts)))
+        progress = begin_fit(self, "fit_transform", texts)
         spec = self._fit_texts(texts)._fitted_spec()
         features, self.n_truncated_ = self._transform_texts(texts, spec, progress)
         if progress is not None:

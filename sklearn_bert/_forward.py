@@ -112,17 +112,13 @@ class Encoder:
     ----------
     runner : Runner
         Computes states.
-    n_layers : int
-        Number of blocks.
     device : torch.device
         Where it is.
     """
 
-    def __init__(self, runner: Runner, n_layers: int, device: torch.device) -> None:
+    def __init__(self, runner: Runner, device: torch.device) -> None:
         self.runner = runner
-        self.n_layers = n_layers
         self.device = device
-        self.spread = runner.spread  # how different the lengths in a batch may be
         self.most_tokens = math.inf  # in a batch; less once the device ran out of memory
 
     def pooled_states(
@@ -133,7 +129,7 @@ class Encoder:
         Parameters
         ----------
         groups : sequence of TextGroup
-            Texts, with lengths no more different than `spread` allows.
+            Texts, with lengths no more different than the runner's `spread` allows.
         readings : sequence of Reading
             What to read. A pooling that reads the pooler is for the last layer only.
 
@@ -143,6 +139,8 @@ class Encoder:
             For each reading, float32, on the host; texts in the order of the groups.
         """
         pieces = self._in_pieces(groups, lambda some: self._pooled_states(some, readings))
+        if len(pieces) == 1:
+            return pieces[0]
         return [np.concatenate(blocks) for blocks in zip(*pieces, strict=True)]
 
     def token_states(
@@ -153,7 +151,7 @@ class Encoder:
         Parameters
         ----------
         groups : sequence of TextGroup
-            Texts, with lengths no more different than `spread` allows.
+            Texts, with lengths no more different than the runner's `spread` allows.
         layers : sequence of int
             Layers to read.
 

@@ -341,15 +341,15 @@ def load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype) 
     _own_weights(model, dtype, computed)
     n_layers = _count_layers(model.config)
     if device.type != "cpu":
-        return Encoder(HookedModel(model.to(device), n_layers), n_layers, device)
+        return Encoder(HookedModel(model.to(device), n_layers), device)
     fast = fast_bert(model, computed)
     if fast is not None:
-        return Encoder(fast, n_layers, device)
+        return Encoder(fast, device)
     stabilize_linears(model, computed)
     stabilize_activations(model)
     if _sdpa_depends_on_threads(model.config):
         model.set_attn_implementation("eager")
-    return Encoder(HookedModel(model, n_layers), n_layers, device)
+    return Encoder(HookedModel(model, n_layers), device)
 
 
 def _own_weights(model: Any, dtype: torch.dtype, computed: torch.dtype) -> None:

@@ -272,7 +272,7 @@ class _Job:
         merges = [MERGES[reading.pooling.merge] for reading in self.readings]
         merger = WindowMerger(encodings.text_of, encodings.n_counted, merges)
         lengths = [len(encodings.ids[window]) for window in windows]
-        for batch in plan_batches(lengths, self.budget, encoder.spread):
+        for batch in plan_batches(lengths, self.budget, encoder.runner.spread):
             groups = encodings.groups(windows[batch])
             texts, blocks = merger.add(windows[batch], encoder.pooled_states(groups, self.readings))
             done.append(rows[texts])

@@ -171,7 +171,8 @@ def _token_vectors(
     encoder = get_encoder(reference, device, spec.states.dtype)
     windows = encodings.windows_of(np.arange(len(encodings.n_tokens)))
     ends_text = np.diff(encodings.text_of, append=-1) != 0
-    for batch in plan_batches([len(encodings.ids[w]) for w in windows], budget, encoder.spread):
+    lengths = [len(encodings.ids[window]) for window in windows]
+    for batch in plan_batches(lengths, budget, encoder.runner.spread):
         groups = encodings.groups(windows[batch])
         states = encoder.token_states(groups, spec.states.layers)
         for window, rows in zip(windows[batch], states, strict=True):

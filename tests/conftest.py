@@ -66,6 +66,31 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def empty_registry(monkeypatch):
+    """Nothing loaded, as in a new process; what a test loads is forgotten after it."""
+    from sklearn_bert import _models
+
+    for name in ("_encoders", "_tokenizers", "_facts"):
+        monkeypatch.setattr(_models, name, type(getattr(_models, name))())
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Shapes of the token ids in every pass through a model, one shape for each group."""
+    from sklearn_bert._forward import Encoder
+
+    seen = []
+    original = Encoder._pooled_states
+
+    def note(self, groups, *args):
+        seen.append([group.ids.shape for group in groups])
+        return original(self, groups, *args)
+
+    monkeypatch.setattr(Encoder, "_pooled_states", note)
+    return seen
+
+
 @pytest.fixture(scope="session")
 def subprocess_env():
     """Environment in which a Python subprocess finds this package and no network."""

@@ -12,34 +12,13 @@ from hypothesis import strategies as st
 from sklearn_bert import BertLayerFeaturizer, _fast_bert, _forward, _model_loading, _models
 from sklearn_bert._batching import plan_batches
 from sklearn_bert._fast_bert import FastBert
-from sklearn_bert._forward import Encoder, HookedModel
+from sklearn_bert._forward import HookedModel
 from sklearn_bert._packed_linear import packing_works
 from sklearn_bert._pooling import POOLINGS
 
 FAST = ["bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"]
 MIXED = random_texts(range(1, 41))  # every number of words from 1 to 40 once
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def unloaded(monkeypatch):
-    """Nothing loaded, and what a test loads is forgotten after it."""
-    for name in ("_encoders", "_tokenizers", "_facts"):
-        monkeypatch.setattr(_models, name, type(getattr(_models, name))())
-
-
-@pytest.fixture
-def passes(monkeypatch):
-    """Shapes of the groups of each pass through a model."""
-    seen = []
-    original = Encoder._pooled_states
-
-    def note(self, groups, *args):
-        seen.append([group.ids.shape for group in groups])
-        return original(self, groups, *args)
-
-    monkeypatch.setattr(Encoder, "_pooled_states", note)
-    return seen
 
 
 def encoder_of(est):
@@ -70,7 +49,9 @@ def test_a_model_of_the_same_make_but_another_shape_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAST)
-def test_our_own_code_agrees_with_that_of_transformers(tmp_path, family, unloaded, monkeypatch):
+def test_our_own_code_agrees_with_that_of_transformers(
+    tmp_path, family, empty_registry, monkeypatch
+):
     """Both ways through the same weights, for every length and layer."""
     folder = FAMILIES[family](tmp_path / family)
     fast = fitted(folder, pooling=["mean", "max", "last"]).transform(MIXED)
@@ -83,7 +64,7 @@ def test_our_own_code_agrees_with_that_of_transformers(tmp_path, family, unloade
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_token_with_the_number_of_the_padding_is_not_given_a_position(
-    tmp_path, unloaded, monkeypatch, fast
+    tmp_path, empty_registry, monkeypatch, fast
 ):
     """RoBERTa does not count it; an unknown piece of a text can have that number."""
     import transformers
@@ -155,7 +136,7 @@ class TestPadding:
     """Batches as an accelerator gets them, run on the CPU."""
 
     @pytest.fixture
-    def padded(self, unloaded, monkeypatch):
+    def padded(self, empty_registry, monkeypatch):
         monkeypatch.setattr(_model_loading, "fast_bert", lambda model, dtype: None)
         original = HookedModel.__init__
 

@@ -40,13 +40,6 @@ def folder_of(tmp_path_factory, minilm):
     return cache(build)
 
 
-@pytest.fixture
-def empty_registry(monkeypatch):
-    """Nothing loaded, and what a test loads is forgotten after it."""
-    for name in ("_encoders", "_tokenizers", "_facts"):
-        monkeypatch.setattr(_models, name, type(getattr(_models, name))())
-
-
 def fitted(folder, **settings):
     settings = {"layers": "all", "pooling": POOLINGS, **settings}
     return BertLayerFeaturizer(folder, device="cpu", **settings).fit(MANY)

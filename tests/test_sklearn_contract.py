@@ -85,22 +85,6 @@ def loads(monkeypatch):
     return seen
 
 
-@pytest.fixture
-def forwards(monkeypatch):
-    """Shapes of the token ids in every forward pass, one shape for each length."""
-    from sklearn_bert._forward import Encoder
-
-    seen = []
-    original = Encoder._pooled_states
-
-    def note(self, groups, *args):
-        seen.append([group.ids.shape for group in groups])
-        return original(self, groups, *args)
-
-    monkeypatch.setattr(Encoder, "_pooled_states", note)
-    return seen
-
-
 def run_python(code, env, cwd, *args):
     """Run code in a new Python and return what it printed."""
     done = subprocess.run(
@@ -412,7 +396,7 @@ def test_a_new_device_takes_effect_at_the_next_call(tiny):
     np.testing.assert_array_equal(featurizer.set_params(device="cpu").transform(TEXTS), features)
 
 
-def test_a_new_batch_size_takes_effect_at_the_next_call(tiny, forwards):
+def test_a_new_batch_size_takes_effect_at_the_next_call(tiny, passes):
     featurizer = BertLayerFeaturizer(tiny, device="cpu").fit(TEXTS)
     texts = ["good", "bad", "film", "plot"]  # 3 tokens each
     for batch_tokens, shapes in [
@@ -421,17 +405,17 @@ def test_a_new_batch_size_takes_effect_at_the_next_call(tiny, forwards):
         (9, [[(3, 3)], [(1, 3)]]),
     ]:
         featurizer.set_params(batch_tokens=batch_tokens).transform(texts)
-        assert forwards == shapes
-        forwards.clear()
+        assert passes == shapes
+        passes.clear()
 
 
-def test_a_new_cache_takes_effect_at_the_next_call(unloaded, forwards):
+def test_a_new_cache_takes_effect_at_the_next_call(unloaded, passes):
     featurizer = BertLayerFeaturizer(unloaded).fit(TEXTS)
     features = featurizer.transform(TEXTS)
     for cache, runs in [("memory", True), ("memory", False), (None, True), (None, True)]:
-        forwards.clear()
+        passes.clear()
         np.testing.assert_array_equal(featurizer.set_params(cache=cache).transform(TEXTS), features)
-        assert bool(forwards) == runs
+        assert bool(passes) == runs
 
 
 def test_verbose_takes_effect_at_the_next_call(tiny, capfd):
@@ -562,11 +546,11 @@ def test_fitted_attributes_are_small_plain_values(tiny):
 # --- loading only when needed
 
 
-def test_the_weights_are_loaded_by_the_first_transform_and_then_shared(unloaded, loads, forwards):
+def test_the_weights_are_loaded_by_the_first_transform_and_then_shared(unloaded, loads, passes):
     featurizer = clone(BertLayerFeaturizer(unloaded).set_params(layers=1)).set_params(layers=-1)
     fitted = featurizer.fit(TEXTS)
     copies = [copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted)), clone(fitted).fit(TEXTS)]
-    assert (loads, forwards) == ([], [])
+    assert (loads, passes) == ([], [])
     features = fitted.transform(TEXTS)
     assert len(loads) == 1
     copies += [copy.deepcopy(fitted), clone(fitted).set_params(layers=2).fit(TEXTS)]
@@ -575,16 +559,16 @@ def test_the_weights_are_loaded_by_the_first_transform_and_then_shared(unloaded,
     assert len(loads) == 1
 
 
-def test_fit_transform_runs_the_model_once_per_batch(tiny, forwards):
+def test_fit_transform_runs_the_model_once_per_batch(tiny, passes):
     BertLayerFeaturizer(tiny).fit_transform(["good", "bad film", "bad", "good", "plot"])
-    assert forwards == [[(1, 4), (3, 3)]]  # distinct texts, grouped by length
+    assert passes == [[(1, 4), (3, 3)]]  # distinct texts, grouped by length
 
 
-def test_looking_at_an_estimator_loads_nothing(unloaded, loads, forwards):
+def test_looking_at_an_estimator_loads_nothing(unloaded, loads, passes):
     for featurizer in (BertLayerFeaturizer(unloaded), BertLayerFeaturizer(unloaded).fit(TEXTS)):
         _look_at(featurizer)
         _look_at(make_pipeline(featurizer, LogisticRegression()))
-    assert (loads, forwards) == ([], [])
+    assert (loads, passes) == ([], [])
     featurizer.transform(TEXTS)
     assert len(loads) == 1
 

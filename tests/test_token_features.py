@@ -10,6 +10,7 @@ import transformers
 from families import FAMILIES, TEXTS, random_texts
 
 from sklearn_bert import BertLayerFeaturizer
+from sklearn_bert._fast_bert import Block
 from sklearn_bert.exceptions import LongDocumentError, ParameterChangedError, TruncationWarning
 
 WORDS = [
@@ -244,6 +245,17 @@ def test_a_text_that_comes_again_is_computed_once(tiny, monkeypatch, level):
                 getattr(again, name)[again.document == document],
                 getattr(once, name)[once.document == of],
             )
+
+
+@pytest.mark.parametrize("layers", [0, 2, [1, 0], -1])
+def test_only_the_blocks_that_are_needed_run(tiny, monkeypatch, layers):
+    est = BertLayerFeaturizer(tiny, layers=layers).fit(TEXTS)
+    est.transform_tokens(["good"])
+    ran = []
+    original = Block.forward
+    monkeypatch.setattr(Block, "forward", lambda self, *a: ran.append(1) or original(self, *a))
+    est.transform_tokens(["a good film"])
+    assert len(ran) == max(est.layers_)
 
 
 def test_a_missing_text_among_lists_of_words(tiny):
