@@ -15,7 +15,7 @@ A model of another make runs in transformers' own code (``_forward``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any
@@ -32,6 +32,8 @@ __all__ = ["Block", "Embeddings", "FastBert", "fast_bert"]
 # Lengths from which attention is computed in tiles, by torch's scaled_dot_product_attention, and
 # not in three products of whole matrices: where it is faster, or those would take much memory.
 _LONG = {torch.float32: 80, torch.bfloat16: 1024}
+# Texts whose attention is computed together in half precision, and the most tokens they have.
+_TOGETHER, _MOST_TOGETHER = (16, 4, 1), 1024
 
 
 class FastBert(nn.Module):
@@ -47,6 +49,7 @@ class FastBert(nn.Module):
         Dense layer of the pooler.
     """
 
+    batch_tokens = 2048  # larger batches gain next to nothing and take memory
     spread = math.inf  # texts of any lengths may share a batch
     one_at_a_time = False
 
@@ -204,12 +207,21 @@ def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Te
     for group in _by_group(rows, shapes):
         n_texts, n_tokens, size = group.shape
         heads = group.view(n_texts, n_tokens, 3, n_heads, size // (3 * n_heads))
-        attention = _flash if n_tokens >= _LONG[rows.dtype] else _matrix_products
+        attention = _attention_for(n_tokens, rows.dtype)
         attended.append(attention(heads).view(n_texts * n_tokens, -1))
     n_padding = len(rows) - sum(map(len, attended))
     if n_padding:
         attended.append(rows.new_zeros(n_padding, attended[0].shape[1]))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+
+def _attention_for(n_tokens: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Return the fastest way for texts of `n_tokens`: "same bits" allows no other reason."""
+    if n_tokens >= _LONG[dtype]:
+        return _flash
+    # matrices so small that a product in half precision takes longer to prepare than to compute
+    is_small = n_tokens * dtype.itemsize < _register_bytes()
+    return _matrix_products if dtype == torch.float32 or is_small else _half_products
 
 
 def _flash(heads: Tensor) -> Tensor:
@@ -219,15 +231,14 @@ def _flash(heads: Tensor) -> Tensor:
 
 
 def _matrix_products(heads: Tensor) -> Tensor:
-    """Attention as softmax(Q K^T / sqrt(d)) V of whole matrices, for short texts.
+    """Attention as softmax(Q K^T / sqrt(d)) V of whole matrices in float32, for short texts.
 
     The operands are contiguous: products of strided ones give other bits to a text alone.
     """
     n_texts, n_tokens, _, n_heads, size = heads.shape
-    fits_register = n_tokens * heads.element_size() < _register_bytes()
-    # matrices so small that a product in half precision takes longer to prepare than to compute
-    dtype = torch.float32 if fits_register else heads.dtype
-    heads_first = heads.permute(2, 0, 3, 1, 4).to(dtype, memory_format=torch.contiguous_format)
+    heads_first = heads.permute(2, 0, 3, 1, 4).to(
+        torch.float32, memory_format=torch.contiguous_format
+    )
     query, key, value = heads_first.reshape(3, -1, n_tokens, size)
     unused = query.new_empty(())
     scale = 1 / math.sqrt(size)
@@ -240,6 +251,44 @@ def _matrix_products(heads: Tensor) -> Tensor:
         weights = scores.softmax(dim=2)
     attended = torch.bmm(weights, value).view(n_texts, n_heads, n_tokens, size)
     return attended.transpose(1, 2).to(heads.dtype).flatten(2)
+
+
+def _half_products(heads: Tensor) -> Tensor:
+    """Attention in products of whole matrices in half precision, a few texts at a time.
+
+    The scores of a few texts stay in the processor's cache. And oneDNN makes a kernel for every
+    shape it meets and keeps it, which takes more than a megabyte; so matrices have one of a few
+    shapes. What fills them up is masked.
+    """
+    n_texts, n_tokens, _, n_heads, size = heads.shape
+    step = 8 if n_tokens < 128 else 16
+    width = -(-n_tokens // step) * step
+    heads_first = heads.new_empty(3, n_texts, n_heads, width, size)
+    heads_first[..., :n_tokens, :] = heads.permute(2, 0, 3, 1, 4)
+    heads_first[..., n_tokens:, :] = 0
+    query, key, value = heads_first.flatten(1, 2)
+    pieces = list(_few_at_a_time(n_texts, n_tokens))
+    room = heads.new_empty(pieces[0] * n_heads, width, width)
+    attended, unused = torch.empty_like(query), query.new_empty(())
+    first = 0
+    for piece in pieces:
+        some = slice(first, first + piece * n_heads)
+        scores, keys = room[: piece * n_heads], key[some].transpose(1, 2)
+        torch.baddbmm(unused, query[some], keys, beta=0, alpha=1 / math.sqrt(size), out=scores)
+        scores[:, :, n_tokens:] = -math.inf
+        torch.softmax(scores, 2, out=scores)
+        torch.bmm(scores, value[some], out=attended[some])
+        first = some.stop
+    attended = attended.view(n_texts, n_heads, width, size)[:, :, :n_tokens]
+    return attended.transpose(1, 2).flatten(2)
+
+
+def _few_at_a_time(n_texts: int, n_tokens: int) -> Iterator[int]:
+    """Yield how many texts go together, until all have gone."""
+    for together in _TOGETHER:
+        while together <= n_texts and together * n_tokens <= _MOST_TOGETHER:
+            yield together
+            n_texts -= together
 
 
 @cache

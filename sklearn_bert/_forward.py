@@ -13,7 +13,9 @@ layers.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -32,6 +34,10 @@ __all__ = ["Encoder", "HookedModel", "Runner", "free_memory"]
 
 # Most padding in a batch on an accelerator, as a share of its tokens.
 _MOST_PADDING = 0.1
+# Tokens in a batch: on a CPU few, because batches of ever new sizes leave holes in the heap.
+_BATCH_TOKENS, _BATCH_TOKENS_ON_CPU = 16384, 512
+# Tokens after which the holes are given back.
+_TOKENS_BETWEEN_TRIMS = 2**14
 
 # Families whose layout the tests compare with transformers' own hidden states. Another one is
 # compared once when it is loaded.
@@ -87,12 +93,15 @@ class Runner(Protocol):
 
     Attributes
     ----------
+    batch_tokens : int
+        Most tokens in a batch unless the user says otherwise.
     spread : float
         How different the lengths in a batch may be, as ``plan_batches`` has it.
     one_at_a_time : bool
         Whether a text must be alone in its batch to keep its bits.
     """
 
+    batch_tokens: int
     spread: float
     one_at_a_time: bool
 
@@ -260,6 +269,8 @@ class HookedModel:
         on_cpu = self.device.type == "cpu"
         # padding costs bits; an accelerator has none to keep, and is slow with small batches
         self.spread = 0.0 if on_cpu else _MOST_PADDING
+        self.batch_tokens = _BATCH_TOKENS_ON_CPU if on_cpu else _BATCH_TOKENS
+        self.tokens_since_trim = 0
         # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
         self.pad_id = getattr(model.config, "pad_token_id", None) or 0
         self.n_types = max(
@@ -294,6 +305,10 @@ class HookedModel:
             on_layer(layer, by_group, None if output is None else lambda: output)
 
         self._watch(self._inputs(groups), highest, split)
+        self.tokens_since_trim += sum(group.ids.size for group in groups)
+        if self.tokens_since_trim >= _TOKENS_BETWEEN_TRIMS and self.device.type == "cpu":
+            self.tokens_since_trim = 0
+            free_memory(self.device)
 
     def _inputs(self, groups: Sequence[TextGroup]) -> dict[str, Tensor]:
         """Return the arguments of the model: the texts of all groups, padded if need be."""
@@ -384,9 +399,13 @@ def _padded(arrays: Sequence[NDArray[np.int64]], width: int, value: int) -> NDAr
 
 
 def free_memory(device: torch.device) -> None:
-    """Return the memory that torch holds in reserve for a device, if it does."""
+    """Give back the memory of a device that is held in reserve: by torch, or glibc on a CPU."""
     if device.type != "cpu":
         getattr(torch, device.type).empty_cache()
+    elif sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def find_blocks(model: Any, n_layers: int) -> list[nn.Module]:

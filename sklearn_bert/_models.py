@@ -10,10 +10,8 @@ The rule for other modules: ask for an encoder or a tokenizer where you use it, 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -136,7 +134,7 @@ def get_encoder(reference: ModelReference, device: torch.device, dtype: str) -> 
                 encoder = load_encoder(folder, device, getattr(torch, dtype))
                 reference.check(folder)  # nobody wrote to the files while they were read
             _encoders[key] = encoder
-            _trim_heap()  # of the weights as they were read
+            free_memory(torch.device("cpu"))  # of the weights as they were read
         _encoders.move_to_end(key)
         return _encoders[key]
 
@@ -175,18 +173,10 @@ def unload_models() -> None:
         _encoders.clear()
         _tokenizers.clear()
     gc.collect()
-    _trim_heap()
+    free_memory(torch.device("cpu"))
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         free_memory(accelerator)
-
-
-def _trim_heap() -> None:
-    """Have the C library give what was freed back to the system, where it keeps it (glibc)."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
 
 
 def _after_fork_in_child() -> None:

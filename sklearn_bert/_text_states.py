@@ -29,6 +29,7 @@ from ._windows import WindowMerger
 from .exceptions import CacheWarning, warn_caller
 
 if TYPE_CHECKING:
+    from ._forward import Runner
     from ._models import ModelReference
 
 __all__ = [
@@ -40,16 +41,13 @@ __all__ = [
 ]
 
 # Raise it when the same inputs give other numbers than before: old rows are then not found.
-_FORMAT = 2
+_FORMAT = 3
 # Texts tokenized at a time: enough to fill batches of every length, few enough to hold.
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 2**24
-# Tokens in a batch. On a CPU the states of a batch should stay in its cache.
-_CPU_BATCH_TOKENS = 1024
-_ACCELERATOR_BATCH_TOKENS = 16384
-# Batches that a worker claims at a time: long enough to be worth a transaction, short enough that
-# nobody waits long for the last one.
-_CLAIMED_BATCHES = 16
+# Tokens that a worker claims at a time, on a CPU and elsewhere: seconds of work, which is worth a
+# transaction, and nobody waits long for the last piece.
+_CLAIMED_TOKENS, _CLAIMED_TOKENS_ELSEWHERE = 2**15, 2**18
 # And at most so much to keep: what is claimed is held until it is put into the store.
 _CLAIMED_BYTES = 2**26
 # A worker that is alive but makes no progress for so long is no longer waited for.
@@ -165,7 +163,7 @@ class _Job:
         self.wanted = wanted
         self.reference = reference
         self.device = resolve_device(execution.device)
-        self.budget = batch_budget(execution.batch_tokens, self.device.type)
+        self.batch_tokens = execution.batch_tokens
         self.progress = progress
         shape = (len(texts), len(wanted.layers), len(wanted.poolings), reference.hidden_size)
         # the view of an array that is two-dimensional, as features are
@@ -222,7 +220,10 @@ class _Job:
         """Cut texts into pieces to claim, put and fetch at a time, the longest texts first."""
         if isinstance(self.store, NoStore):  # each piece would end in a batch that is not full
             return [np.arange(len(lengths))]
-        tokens = _CLAIMED_BATCHES * self.budget
+        on_cpu = self.device.type == "cpu"
+        tokens = _CLAIMED_TOKENS if on_cpu else _CLAIMED_TOKENS_ELSEWHERE
+        if self.batch_tokens != "auto":
+            tokens = max(tokens, int(self.batch_tokens))  # no batch is cut
         n_states = sum(len(reading.layers) for reading in self.readings)
         bytes_per_text = 4 * n_states * self.reference.hidden_size
         # short texts count as long ones, lest thousands of them with all their layers be one piece
@@ -272,7 +273,8 @@ class _Job:
         merges = [MERGES[reading.pooling.merge] for reading in self.readings]
         merger = WindowMerger(encodings.text_of, encodings.n_counted, merges)
         lengths = [len(encodings.ids[window]) for window in windows]
-        for batch in plan_batches(lengths, self.budget, encoder.runner.spread):
+        budget = batch_budget(self.batch_tokens, encoder.runner)
+        for batch in plan_batches(lengths, budget, encoder.runner.spread):
             groups = encodings.groups(windows[batch])
             texts, blocks = merger.add(windows[batch], encoder.pooled_states(groups, self.readings))
             done.append(rows[texts])
@@ -364,8 +366,6 @@ def _pair_key(first: str, second: str) -> str:
     return f"{len(first)} {first}{second}"
 
 
-def batch_budget(batch_tokens: int | str, device_type: str) -> int:
-    """Return the most tokens in a batch."""
-    if batch_tokens == "auto":
-        return _CPU_BATCH_TOKENS if device_type == "cpu" else _ACCELERATOR_BATCH_TOKENS
-    return int(batch_tokens)
+def batch_budget(batch_tokens: int | str, runner: Runner) -> int:
+    """Return the most tokens in a batch: what the user says, or what suits the runner."""
+    return runner.batch_tokens if batch_tokens == "auto" else int(batch_tokens)

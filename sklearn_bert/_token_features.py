@@ -160,7 +160,6 @@ def _token_vectors(
     from ._models import get_encoder
 
     device = resolve_device(execution.device)
-    budget = batch_budget(execution.batch_tokens, device.type)
     without_norm = replace(spec, norm=None)
     n_blocks = len(spec.states.layers) if spec.layer_combination == "concat" else 1
     stops = np.cumsum(encodings.n_counted, dtype=np.intp)
@@ -169,6 +168,7 @@ def _token_vectors(
     if n_tokens == 0:
         return vectors
     encoder = get_encoder(reference, device, spec.states.dtype)
+    budget = batch_budget(execution.batch_tokens, encoder.runner)
     windows = encodings.windows_of(np.arange(len(encodings.n_tokens)))
     ends_text = np.diff(encodings.text_of, append=-1) != 0
     lengths = [len(encodings.ids[window]) for window in windows]

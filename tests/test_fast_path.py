@@ -213,12 +213,15 @@ def test_no_two_batches_of_mixed_lengths_would_fit_into_one(lengths, budget):
     assert all(a + lengths[b[0]] > budget for a, b in zip(sizes, batches[1:], strict=False))
 
 
+ATTENTION = [_fast_bert._flash, _fast_bert._matrix_products, _fast_bert._half_products]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("attention", [_fast_bert._flash, _fast_bert._matrix_products])
-@pytest.mark.parametrize("n_tokens", [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 79, 80, 130])
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 79, 80, 130, 257])
 def test_attention_is_what_its_formula_says(attention, n_tokens, dtype):
     generator = torch.Generator().manual_seed(n_tokens)
-    heads = torch.randn(3, n_tokens, 3, 2, 16, generator=generator).to(dtype)
+    heads = torch.randn(23, n_tokens, 3, 2, 16, generator=generator).to(dtype)
     query, key, value = heads.double().permute(2, 0, 3, 1, 4)
     weights = torch.softmax(query @ key.transpose(-1, -2) / 4, dim=-1)
     expected = (weights @ value).transpose(1, 2).flatten(2)
@@ -231,8 +234,19 @@ def test_attention_to_very_large_scores_is_finite(score):
     """exp(90) is infinite in float32; softmax must subtract the largest score first."""
     heads = torch.ones(1, 5, 3, 2, 16)
     heads[:, 2:, 1] = score
-    for attention in (_fast_bert._flash, _fast_bert._matrix_products):
+    for attention in ATTENTION:
         assert torch.isfinite(attention(heads)).all()
+
+
+def test_attention_in_half_precision_multiplies_matrices_of_few_shapes(monkeypatch):
+    """oneDNN keeps a kernel of more than half a megabyte for each that it has met."""
+    shapes = set()
+    monkeypatch.setattr(torch, "bmm", lambda a, b, out: shapes.add((*a.shape, *b.shape)))
+    for n_tokens in range(32, 513):
+        for n_texts in range(1, max(2, 2048 // n_tokens)):
+            heads = torch.empty(n_texts, n_tokens, 3, 2, 16, dtype=torch.bfloat16)
+            _fast_bert._half_products(heads)
+    assert len(shapes) < 70
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last", "mean", "max"])

@@ -11,7 +11,14 @@ import torch
 from families import FAMILIES
 
 import sklearn_bert
-from sklearn_bert import BertLayerFeaturizer, FeatureCache, Pooling, _model_loading, _text_states
+from sklearn_bert import (
+    BertLayerFeaturizer,
+    FeatureCache,
+    Pooling,
+    _forward,
+    _model_loading,
+    _text_states,
+)
 from sklearn_bert._memory_store import MemoryStore
 from sklearn_bert._packed_linear import PackedLinear, padded_height
 from sklearn_bert.exceptions import SlowPathWarning
@@ -137,6 +144,19 @@ class TestWhileComputing:
         assert all(padded_height(n) == n for n in heights)
         assert len(heights) <= sum(padded_height(n) == n for n in range(2, 1025)) < 128
 
+    def test_holes_in_the_heap_are_given_back(self, tiny, monkeypatch):
+        """Of a model in transformers' code, whose batches leave them; a C library keeps them."""
+        monkeypatch.setattr(_model_loading, "fast_bert", lambda model, dtype: None)
+        trims = []
+        monkeypatch.setattr(_forward, "free_memory", trims.append)
+        sklearn_bert.unload_models()
+        texts = random_texts(3_000, random.Random(6), longest=30)
+        features = BertLayerFeaturizer(tiny, device="cpu").fit(["a"])
+        features.transform(texts)
+        sklearn_bert.unload_models()
+        n_tokens = sum(len(text.split()) + 2 for text in dict.fromkeys(texts))
+        assert len(trims) == pytest.approx(n_tokens / 2**14, abs=1)
+
     def test_what_is_kept_for_the_cache_at_a_time_is_bounded(self, tiny, tmp_path, monkeypatch):
         """Thousands of short texts with all their layers were once put at a time."""
         limit = 2**20
@@ -158,9 +178,10 @@ class TestWhileComputing:
 
 
 class TestOverManyCalls:
-    def test_new_lengths_and_batch_sizes_take_no_more(self, tiny):
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_new_lengths_and_batch_sizes_take_no_more(self, tiny, dtype):
         rng = random.Random(2)
-        featurizer = BertLayerFeaturizer(tiny).fit(["a"])
+        featurizer = BertLayerFeaturizer(tiny, dtype=dtype).fit(["a"])
         after = {}
         for call in range(1, 801):
             featurizer.set_params(batch_tokens=rng.randint(1, 4000))
@@ -178,6 +199,7 @@ class TestOverManyCalls:
         def use(n_calls):
             for _ in range(n_calls):
                 featurizer.transform(["".join(rng.choices("abcdefghij", k=50_000))])
+            _forward.free_memory(torch.device("cpu"))  # what the C library may keep is not ours
             return resident()
 
         before = use(20)
