@@ -27,7 +27,7 @@ from transformers.activations import GELUActivation
 from ._batching import TextGroup, known_types
 from ._packed_linear import PackedLinear, packing_works, pad_rows, padded_height
 
-__all__ = ["Block", "Embeddings", "FastBert", "fast_bert"]
+__all__ = ["Block", "DistanceBias", "Embeddings", "FastBert", "fast_bert"]
 
 # Lengths from which attention is computed in tiles, by torch's scaled_dot_product_attention, and
 # not in three products of whole matrices: where it is faster, or those would take much memory.
@@ -47,6 +47,8 @@ class FastBert(nn.Module):
         The transformer.
     pooler : nn.Linear or None
         Dense layer of the pooler.
+    distances : DistanceBias or None
+        What attention adds for the distance of two tokens.
     """
 
     batch_tokens = 2048  # larger batches gain next to nothing and take memory
@@ -54,20 +56,28 @@ class FastBert(nn.Module):
     one_at_a_time = False
 
     def __init__(
-        self, embeddings: Embeddings, blocks: Sequence[Block], pooler: nn.Linear | None
+        self,
+        embeddings: Embeddings,
+        blocks: Sequence[Block],
+        pooler: nn.Linear | None,
+        distances: DistanceBias | None,
     ) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.blocks = nn.ModuleList(blocks)
         self.pooler = None if pooler is None else PackedLinear(pooler)
+        self.distances = distances
 
     def run(self, groups: Sequence[TextGroup], highest: int, on_layer: Callable[..., None]) -> None:
         """Compute the layers up to `highest`, and hand each to `on_layer` (see ``Runner``)."""
         shapes = [group.ids.shape for group in groups]
+        biases = [
+            None if self.distances is None else self.distances(n_tokens) for _, n_tokens in shapes
+        ]
         rows = self.embeddings(groups)
         on_layer(0, _by_group(rows, shapes), None)
         for layer, block in enumerate(self.blocks[:highest], start=1):
-            rows = block(rows, shapes)
+            rows = block(rows, shapes, biases)
             states = _by_group(rows, shapes)
             output = None
             if layer == len(self.blocks) and self.pooler is not None:
@@ -123,6 +133,33 @@ class Embeddings(nn.Module):
         return self.positions(is_token.cumsum(dim=1) * is_token + padding)
 
 
+class DistanceBias(nn.Module):
+    """What is added to the scores of attention for how far apart two tokens are, as in MPNet.
+
+    Parameters
+    ----------
+    encoder : nn.Module
+        Encoder of transformers' MPNet.
+    longest : int
+        Most tokens in a text.
+    """
+
+    def __init__(self, encoder: Any, longest: int) -> None:
+        super().__init__()
+        buckets = encoder.relative_position_bucket(torch.arange(1 - longest, longest))
+        by_distance = encoder.relative_attention_bias.weight.detach()[buckets].T.contiguous()
+        self.by_distance: Tensor
+        self.register_buffer("by_distance", by_distance)
+        self.longest = longest
+
+    def forward(self, n_tokens: int) -> Tensor:
+        """Return the bias of shape ``(n_heads, n_tokens, n_tokens)``, queries before keys."""
+        first = self.longest - n_tokens
+        distances = self.by_distance[:, first : first + 2 * n_tokens - 1]
+        # the last query's keys have the smallest distances, and each one before it one more
+        return distances.unfold(1, n_tokens, 1).flip(1)
+
+
 class Block(nn.Module):
     """One transformer block with norms after its residual sums.
 
@@ -158,9 +195,11 @@ class Block(nn.Module):
         self.output = PackedLinear(output)
         self.output_norm = output_norm
 
-    def forward(self, rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Tensor:
+    def forward(
+        self, rows: Tensor, shapes: Sequence[tuple[int, ...]], biases: Sequence[Tensor | None]
+    ) -> Tensor:
         """Compute the next layer of `rows`, groups of ``(n_texts, n_tokens)`` and padding."""
-        attended = _attend(self.query_key_value(rows), shapes, self.n_heads)
+        attended = _attend(self.query_key_value(rows), shapes, biases, self.n_heads)
         rows = self.attention_norm(self.attention_output(attended, add=rows))
         return self.output_norm(self.output(self.intermediate(rows), add=rows))
 
@@ -186,7 +225,12 @@ def _by_group(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Tensor:
+def _attend(
+    rows: Tensor,
+    shapes: Sequence[tuple[int, ...]],
+    biases: Sequence[Tensor | None],
+    n_heads: int,
+) -> Tensor:
     """Let the tokens of each text attend to each other.
 
     Parameters
@@ -195,6 +239,8 @@ def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Te
         Queries, keys and values of each token, and padding.
     shapes : sequence of (n_texts, n_tokens)
         Of the groups that the rows are made of.
+    biases : sequence of Tensor of shape (n_heads, n_tokens, n_tokens) or None
+        What is added to the scores of each group.
     n_heads : int
         Number of heads.
 
@@ -204,18 +250,18 @@ def _attend(rows: Tensor, shapes: Sequence[tuple[int, ...]], n_heads: int) -> Te
         Weighted sums of values, and padding.
     """
     attended = []
-    for group in _by_group(rows, shapes):
+    for group, bias in zip(_by_group(rows, shapes), biases, strict=True):
         n_texts, n_tokens, size = group.shape
         heads = group.view(n_texts, n_tokens, 3, n_heads, size // (3 * n_heads))
         attention = _attention_for(n_tokens, rows.dtype)
-        attended.append(attention(heads).view(n_texts * n_tokens, -1))
+        attended.append(attention(heads, bias).view(n_texts * n_tokens, -1))
     n_padding = len(rows) - sum(map(len, attended))
     if n_padding:
         attended.append(rows.new_zeros(n_padding, attended[0].shape[1]))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def _attention_for(n_tokens: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _attention_for(n_tokens: int, dtype: torch.dtype) -> Callable[..., Tensor]:
     """Return the fastest way for texts of `n_tokens`: "same bits" allows no other reason."""
     if n_tokens >= _LONG[dtype]:
         return _flash
@@ -224,13 +270,15 @@ def _attention_for(n_tokens: int, dtype: torch.dtype) -> Callable[[Tensor], Tens
     return _matrix_products if dtype == torch.float32 or is_small else _half_products
 
 
-def _flash(heads: Tensor) -> Tensor:
+def _flash(heads: Tensor, bias: Tensor | None = None) -> Tensor:
     """Attention in tiles, for long texts."""
     query, key, value = heads.permute(2, 0, 3, 1, 4)
-    return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+    bias = None if bias is None else bias.expand(len(heads), *bias.shape)
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    return attended.transpose(1, 2).flatten(2)
 
 
-def _matrix_products(heads: Tensor) -> Tensor:
+def _matrix_products(heads: Tensor, bias: Tensor | None = None) -> Tensor:
     """Attention as softmax(Q K^T / sqrt(d)) V of whole matrices in float32, for short texts.
 
     The operands are contiguous: products of strided ones give other bits to a text alone.
@@ -245,15 +293,17 @@ def _matrix_products(heads: Tensor) -> Tensor:
     if n_tokens * query.element_size() < _register_bytes():
         # softmax along rows that do not fill a register is slow, so it is taken along columns
         scores = torch.baddbmm(unused, key, query.transpose(1, 2), beta=0, alpha=scale)
+        _add(bias if bias is None else bias.transpose(1, 2), scores)
         weights = scores.softmax(dim=1).transpose(1, 2)
     else:
         scores = torch.baddbmm(unused, query, key.transpose(1, 2), beta=0, alpha=scale)
+        _add(bias, scores)
         weights = scores.softmax(dim=2)
     attended = torch.bmm(weights, value).view(n_texts, n_heads, n_tokens, size)
     return attended.transpose(1, 2).to(heads.dtype).flatten(2)
 
 
-def _half_products(heads: Tensor) -> Tensor:
+def _half_products(heads: Tensor, bias: Tensor | None = None) -> Tensor:
     """Attention in products of whole matrices in half precision, a few texts at a time.
 
     The scores of a few texts stay in the processor's cache. And oneDNN makes a kernel for every
@@ -275,12 +325,19 @@ def _half_products(heads: Tensor) -> Tensor:
         some = slice(first, first + piece * n_heads)
         scores, keys = room[: piece * n_heads], key[some].transpose(1, 2)
         torch.baddbmm(unused, query[some], keys, beta=0, alpha=1 / math.sqrt(size), out=scores)
+        _add(bias, scores[:, :n_tokens, :n_tokens])
         scores[:, :, n_tokens:] = -math.inf
         torch.softmax(scores, 2, out=scores)
         torch.bmm(scores, value[some], out=attended[some])
         first = some.stop
     attended = attended.view(n_texts, n_heads, width, size)[:, :, :n_tokens]
     return attended.transpose(1, 2).flatten(2)
+
+
+def _add(bias: Tensor | None, scores: Tensor) -> None:
+    """Add a bias of each head to the scores of all texts, of ``(n_texts * n_heads, ...)``."""
+    if bias is not None:
+        scores.unflatten(0, (-1, len(bias))).add_(bias)
 
 
 def _few_at_a_time(n_texts: int, n_tokens: int) -> Iterator[int]:
@@ -318,12 +375,23 @@ _DISTILBERT = {
     "output": "ffn.lin2",
     "output_norm": "output_layer_norm",
 }
+_MPNET = {
+    "query": "attention.attn.q",
+    "key": "attention.attn.k",
+    "value": "attention.attn.v",
+    "attention_output": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
 _LAYOUTS = {
     **dict.fromkeys(
         ("bert", "camembert", "electra", "roberta", "xlm-roberta"),
         ("encoder.layer", _BERT, "intermediate.intermediate_act_fn"),
     ),
     "distilbert": ("transformer.layer", _DISTILBERT, "ffn.activation"),
+    "mpnet": ("encoder.layer", _MPNET, "intermediate.intermediate_act_fn"),
 }
 
 
@@ -353,6 +421,7 @@ def fast_bert(model: Any, dtype: torch.dtype) -> FastBert | None:
     if not keeps_bits or type(attrgetter(activation)(blocks[0])) is not GELUActivation:
         return None
     pooler = getattr(model, "pooler", None)
+    is_mpnet = config.model_type == "mpnet"
     return FastBert(
         Embeddings(model.embeddings, getattr(model, "embeddings_project", None)),
         [
@@ -360,4 +429,5 @@ def fast_bert(model: Any, dtype: torch.dtype) -> FastBert | None:
             for b in blocks
         ],
         None if pooler is None else pooler.dense,
+        DistanceBias(model.encoder, config.max_position_embeddings) if is_mpnet else None,
     )

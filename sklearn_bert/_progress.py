@@ -39,12 +39,17 @@ class _Bar:
         self._bar = bar
         self._n_tokens = 0
         self._start = time.perf_counter()
+        self._is_first_batch = True
 
     def update(self, n_texts: int, n_tokens: int) -> None:
+        now = time.perf_counter()
         self._n_tokens += n_tokens
-        seconds = time.perf_counter() - self._start
-        if self._n_tokens and seconds > 0:
-            self._bar.set_postfix_str(f"{self._n_tokens / seconds:,.0f} tokens/s", refresh=False)
+        if self._n_tokens and now > self._start:
+            rate = self._n_tokens / (now - self._start)
+            self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        if n_tokens and self._is_first_batch:
+            # its time has the loading of the model in it; from the next on it no longer counts
+            self._is_first_batch, self._n_tokens, self._start = False, 0, now
         self._bar.update(n_texts)
 
 

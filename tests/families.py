@@ -224,7 +224,7 @@ def _electra(folder: Path) -> Path:
     return write_model(folder, config, _bert_tokenizer(), "ElectraForPreTraining")
 
 
-def _mpnet(folder: Path, n_heads: int = 4) -> Path:
+def _mpnet(folder: Path, n_heads: int = 3) -> Path:
     settings = {**_ROBERTA_LIKE, "hidden_size": 48, "num_attention_heads": n_heads}
     return write_model(
         folder, transformers.MPNetConfig(**settings), _mpnet_tokenizer(), "MPNetModel"
@@ -287,7 +287,7 @@ VARIANTS: dict[str, Callable[[Path], Path]] = {
     "one-head": partial(_bert, num_attention_heads=1),
     "three-heads": partial(_bert, hidden_size=48, num_attention_heads=3),
     "mpnet-two-heads": partial(_mpnet, n_heads=2),
-    "mpnet-three-heads": partial(_mpnet, n_heads=3),
+    "mpnet-four-heads": partial(_mpnet, n_heads=4),
     **{
         activation: partial(_bert, hidden_act=activation, intermediate_size=160)
         for activation in ("gelu_new", "gelu_pytorch_tanh", "silu", "relu")

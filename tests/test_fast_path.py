@@ -16,7 +16,7 @@ from sklearn_bert._forward import HookedModel
 from sklearn_bert._packed_linear import packing_works
 from sklearn_bert._pooling import POOLINGS
 
-FAST = ["bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"]
+FAST = ["bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"]
 MIXED = random_texts(range(1, 41))  # every number of words from 1 to 40 once
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_a_model_of_the_same_make_but_another_shape_does_not(tmp_path):
     """Heads of 8 and other activations were seen to give other bits; they run elsewhere."""
     from families import VARIANTS
 
-    for name in ("heads-of-8", "gelu_new", "one-head"):
+    for name in ("heads-of-8", "gelu_new", "one-head", "mpnet-four-heads"):
         est = fitted(VARIANTS[name](tmp_path / name))
         assert isinstance(encoder_of(est).runner, HookedModel)
 
@@ -143,6 +143,7 @@ class TestPadding:
         def with_padding(self, *args):
             original(self, *args)
             self.spread = 0.1
+            self.one_at_a_time = False  # what only the bits of a CPU can ask for
 
         monkeypatch.setattr(HookedModel, "__init__", with_padding)
 
@@ -216,17 +217,48 @@ def test_no_two_batches_of_mixed_lengths_would_fit_into_one(lengths, budget):
 ATTENTION = [_fast_bert._flash, _fast_bert._matrix_products, _fast_bert._half_products]
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("n_tokens", [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 79, 80, 130, 257])
-def test_attention_is_what_its_formula_says(attention, n_tokens, dtype):
+def test_attention_is_what_its_formula_says(attention, n_tokens, dtype, biased):
     generator = torch.Generator().manual_seed(n_tokens)
     heads = torch.randn(23, n_tokens, 3, 2, 16, generator=generator).to(dtype)
+    bias = 2 * torch.randn(2, n_tokens, n_tokens, generator=generator).to(dtype)
     query, key, value = heads.double().permute(2, 0, 3, 1, 4)
-    weights = torch.softmax(query @ key.transpose(-1, -2) / 4, dim=-1)
-    expected = (weights @ value).transpose(1, 2).flatten(2)
-    tolerance = 2e-6 if dtype == torch.float32 else 4e-2
-    assert (attention(heads).double() - expected).abs().max() < tolerance
+    scores = query @ key.transpose(-1, -2) / 4 + (bias.double() if biased else 0)
+    expected = (torch.softmax(scores, dim=-1) @ value).transpose(1, 2).flatten(2)
+    tolerance = 2e-6 if dtype == torch.float32 else 5e-2
+    got = attention(heads, bias if biased else None)
+    assert (got.double() - expected).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_tokens", [5, 40, 79, 80, 131, 300])
+def test_attention_gives_a_text_the_same_bits_in_any_company(n_tokens, dtype, biased):
+    """Also long ones with a bias, which no tiny model has."""
+    generator = torch.Generator().manual_seed(n_tokens)
+    heads = torch.randn(21, n_tokens, 3, 3, 16, generator=generator).to(dtype)
+    bias = torch.randn(3, n_tokens, n_tokens, generator=generator).to(dtype) if biased else None
+    attention = _fast_bert._attention_for(n_tokens, dtype)
+    together = attention(heads, bias)
+    for first, n_texts in ((0, 1), (20, 1), (3, 2), (1, 5), (2, 17)):
+        few = attention(heads[first : first + n_texts], bias)
+        assert torch.equal(few, together[first : first + n_texts])
+
+
+def test_mpnet_is_told_how_far_apart_tokens_are():
+    import transformers
+
+    config = transformers.MPNetConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9
+    )
+    encoder = transformers.MPNetModel(config).encoder
+    distances = _fast_bert.DistanceBias(encoder, longest=514)
+    for n_tokens in (1, 2, 3, 9, 100, 300, 514):
+        expected = encoder.compute_position_bias(torch.empty(1, n_tokens))
+        assert torch.equal(distances(n_tokens), expected[0])
 
 
 @pytest.mark.parametrize("score", [90.0, 300.0])

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
-from sklearn_bert import BertLayerFeaturizer
+from sklearn_bert import BertLayerFeaturizer, _progress
 
 TEXTS = [f"a good film {'plot ' * (n % 7)}{n}" for n in range(40)] + ["a good film 0"] * 5
 LABELS = [0, 1] * 22 + [0]
@@ -27,6 +27,24 @@ class TestBar:
         assert "40/40" in err  # distinct ones
         assert re.search(r"[\d,]+ tokens/s", err)
         assert re.search(r"\d\d:\d\d<\d\d:\d\d", err)  # gone < left
+
+    def test_loading_the_model_does_not_count_as_speed(self, monkeypatch):
+        shown = []
+
+        class Bar:
+            def set_postfix_str(self, text, refresh):
+                shown.append(text)
+
+            def update(self, n_texts):
+                pass
+
+        clock = iter([0, 1, 10, 11, 12, 13])
+        monkeypatch.setattr(_progress.time, "perf_counter", lambda: next(clock))
+        bar = _progress._Bar(Bar())
+        bar.update(5, 0)  # found in the cache
+        for n_tokens in (100, 100, 300, 0):
+            bar.update(1, n_tokens)
+        assert shown == ["10 tokens/s", "100 tokens/s", "200 tokens/s", "133 tokens/s"]
 
     def test_cached_texts_count_as_done(self, tiny, tmp_path, capsys):
         est = BertLayerFeaturizer(tiny, verbose=True, cache=str(tmp_path)).fit(TEXTS)
