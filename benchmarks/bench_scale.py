@@ -2,6 +2,7 @@
 
     python benchmarks/bench_scale.py                  # about three quarters of an hour
     python benchmarks/bench_scale.py --quick
+    python benchmarks/bench_scale.py --dtype bfloat16
 
 Each number of texts has a process of its own, so that memory one left behind is not another's.
 Memory is sampled from outside: the most that a call held beyond what the process held before it,
@@ -21,9 +22,9 @@ SIZES = (1_000, 10_000, 100_000)
 QUICK_SIZES = (200, 2_000)
 
 
-def load_on_texts(folder, n_texts):
+def load_on_texts(folder, n_texts, dtype):
     """Return a function that transforms texts the process already has."""
-    transform = load_sklearn_bert(folder, MAX_LENGTH, "float32")
+    transform = load_sklearn_bert(folder, MAX_LENGTH, dtype)
     texts = distinct_sentences(n_texts)
     transform(texts[:200])
 
@@ -55,9 +56,9 @@ class PeakMemory:
             self.peak = max(self.peak, self.process.memory_info().rss)
 
 
-def check_parts_agree(folder, texts):
+def check_parts_agree(folder, texts, dtype):
     """Many texts in one call must have the features of few, bit for bit."""
-    remote = Remote(load_sklearn_bert, folder, MAX_LENGTH, "float32")
+    remote = Remote(load_sklearn_bert, folder, MAX_LENGTH, dtype)
     remote.wait_until_loaded()
     together = remote.call(texts)
     apart = np.concatenate([remote.call(texts[i : i + 50]) for i in range(0, len(texts), 50)])
@@ -79,12 +80,13 @@ def measure(remotes, n_rounds):
 
 
 def main():
-    options = parse_options(__doc__, rounds=5)
+    options = parse_options(__doc__, rounds=5, dtype="float32 (default) or bfloat16")
+    dtype = options.dtype or "float32"
     sizes = QUICK_SIZES if options.quick else SIZES
     print_machine()
     folder = model_folder(options.model)
-    check_parts_agree(folder, distinct_sentences(300))
-    remotes = {size: Remote(load_on_texts, folder, size) for size in sizes}
+    check_parts_agree(folder, distinct_sentences(300), dtype)
+    remotes = {size: Remote(load_on_texts, folder, size, dtype) for size in sizes}
     for remote in remotes.values():
         remote.wait_until_loaded()
     seconds, memory = measure(remotes, options.rounds)

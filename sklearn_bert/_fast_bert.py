@@ -220,9 +220,12 @@ def _pool(states: Sequence[Tensor], dense: nn.Module) -> Tensor:
 
 def _by_group(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """View rows of tokens as one tensor of shape ``(n_texts, n_tokens, size)`` per group."""
-    sizes = [n_texts * n_tokens for n_texts, n_tokens in shapes]
-    parts = rows[: sum(sizes)].split(sizes)
-    return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
+    by_group, first = [], 0
+    for n_texts, n_tokens in shapes:
+        stop = first + n_texts * n_tokens
+        by_group.append(rows[first:stop].view(n_texts, n_tokens, -1))
+        first = stop
+    return by_group
 
 
 def _attend(

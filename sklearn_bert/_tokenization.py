@@ -161,7 +161,9 @@ class Encodings:
 
     def windows_of(self, texts: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the windows of some texts, those with the same positions counted together."""
-        chosen = np.flatnonzero(np.isin(self.text_of, texts))
+        is_wanted = np.zeros(len(self.n_tokens), bool)
+        is_wanted[texts] = True
+        chosen = np.flatnonzero(is_wanted[self.text_of])
         return np.array(sorted(chosen, key=lambda window: self.spans[window]), np.intp)
 
     def groups(self, windows: NDArray[np.intp]) -> list[TextGroup]:
