@@ -296,7 +296,7 @@ def _matrix_products(heads: Tensor, bias: Tensor | None = None) -> Tensor:
     if n_tokens * query.element_size() < _register_bytes():
         # softmax along rows that do not fill a register is slow, so it is taken along columns
         scores = torch.baddbmm(unused, key, query.transpose(1, 2), beta=0, alpha=scale)
-        _add(bias if bias is None else bias.transpose(1, 2), scores)
+        _add(bias, scores.transpose(1, 2))
         weights = scores.softmax(dim=1).transpose(1, 2)
     else:
         scores = torch.baddbmm(unused, query, key.transpose(1, 2), beta=0, alpha=scale)
@@ -379,14 +379,12 @@ _DISTILBERT = {
     "output_norm": "output_layer_norm",
 }
 _MPNET = {
+    **_BERT,
     "query": "attention.attn.q",
     "key": "attention.attn.k",
     "value": "attention.attn.v",
     "attention_output": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
-    "intermediate": "intermediate.dense",
-    "output": "output.dense",
-    "output_norm": "output.LayerNorm",
 }
 _LAYOUTS = {
     **dict.fromkeys(

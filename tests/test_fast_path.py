@@ -9,7 +9,14 @@ from families import FAMILIES, TEXTS, random_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklearn_bert import BertLayerFeaturizer, _fast_bert, _forward, _model_loading, _models
+from sklearn_bert import (
+    BertLayerFeaturizer,
+    _fast_bert,
+    _forward,
+    _model_loading,
+    _models,
+    _text_states,
+)
 from sklearn_bert._batching import plan_batches
 from sklearn_bert._fast_bert import FastBert
 from sklearn_bert._forward import HookedModel
@@ -122,6 +129,18 @@ def test_no_token_is_computed_that_is_not_in_a_text(tiny, passes):
     est.transform(MIXED)
     n_tokens = sum(n_texts * length for groups in passes for n_texts, length in groups)
     assert n_tokens == sum(range(3, 43))
+
+
+def test_a_claim_for_the_cache_does_not_cut_the_batch_that_was_asked_for(
+    tiny, tmp_path, passes, monkeypatch
+):
+    monkeypatch.setattr(_text_states, "_CLAIMED_TOKENS", 50)
+    small = fitted(tiny, cache=tmp_path / "small").transform(MIXED)
+    assert len(passes) > 10
+    passes.clear()
+    large = fitted(tiny, cache=tmp_path / "large", batch_tokens=10_000).transform(MIXED)
+    assert len(passes) == 1
+    np.testing.assert_array_equal(large, small)
 
 
 def test_all_layers_and_poolings_are_read_in_the_same_passes(tiny, passes):
@@ -268,6 +287,19 @@ def test_attention_to_very_large_scores_is_finite(score):
     heads[:, 2:, 1] = score
     for attention in ATTENTION:
         assert torch.isfinite(attention(heads)).all()
+
+
+@pytest.mark.parametrize("n_tokens", [33, 63, 129])
+def test_what_fills_matrices_up_is_never_seen(n_tokens, monkeypatch):
+    """Memory as it comes may hold anything, and nothing times NaN is NaN."""
+    heads = torch.randn(5, n_tokens, 3, 2, 16).bfloat16()
+    expected = _fast_bert._half_products(heads)
+
+    def dirty(self, *shape):
+        return self.new_zeros(*shape).fill_(math.nan)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", dirty)
+    assert torch.equal(_fast_bert._half_products(heads), expected)
 
 
 def test_attention_in_half_precision_multiplies_matrices_of_few_shapes(monkeypatch):
