@@ -54,26 +54,28 @@ class Group:
     folder : str
         The model.
     names : sequence of str
-        Of ``CONTENDERS``. One that cannot be loaded is left out; `skipped` says why.
+        Of ``CONTENDERS``. One that cannot be loaded is left out, and so are all of a precision
+        that the processor has no products in; `skipped` says why.
     """
 
     def __init__(self, folder, names=CONTENDERS):
         self.config = read_config(folder)
         self.skipped = {}
         self.remotes = {}
+        sizes = self.config["hidden_size"], self.config["intermediate_size"]
+        self.roofs = _load_roofs(*sizes)
+        self.best = dict.fromkeys(self.roofs, 0.0)  # of every round so far, in FLOP/s
         for name in names:
             load, dtype = CONTENDERS[name]
-            self.remotes[name] = Remote(load, folder, MAX_LENGTH, dtype)
-        sizes = self.config["hidden_size"], self.config["intermediate_size"]
-        self.roofs = {dtype: Remote(load_packed_product, *sizes, dtype) for dtype in OURS}
-        self.best = dict.fromkeys(OURS, 0.0)  # of every round so far, in FLOP/s
+            if dtype in self.roofs:
+                self.remotes[name] = Remote(load, folder, MAX_LENGTH, dtype)
+            else:
+                self.skipped[name] = f"this processor has no arithmetic in {dtype}"
         for name, remote in list(self.remotes.items()):
             try:
                 remote.wait_until_loaded()
             except ContenderError as error:
                 self._leave_out(name, str(error))
-        for remote in self.roofs.values():
-            remote.wait_until_loaded()
 
     def __enter__(self):
         return self
@@ -138,6 +140,21 @@ class Group:
             del seconds[name]
 
 
+def _load_roofs(hidden_size, intermediate_size):
+    """Return what measures the roof, by precision: of those that this processor computes in."""
+    roofs = {
+        dtype: Remote(load_packed_product, hidden_size, intermediate_size, dtype) for dtype in OURS
+    }
+    for dtype, remote in list(roofs.items()):
+        try:
+            remote.wait_until_loaded()
+        except ContenderError:
+            if dtype == "float32":  # not a matter of the processor
+                raise
+            roofs.pop(dtype).stop()
+    return roofs
+
+
 def smallest_cosine(a, b):
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return float(((a * b).sum(axis=1) / lengths).min())
@@ -185,6 +202,8 @@ def print_targets(seconds, targets, roofs=None, flops=0.0):
     processor whose widest instructions are not much faster than the others, that is not much.
     """
     for ours, least, peer in targets:
+        if ours not in seconds:
+            continue
         got = ratio(seconds, peer, ours)
         line = f"  {ours} >= {least} x faster than {peer.strip()}: {got:.2f}"
         if roofs and peer in seconds:
@@ -195,6 +214,8 @@ def print_targets(seconds, targets, roofs=None, flops=0.0):
 
 def print_roof_targets(seconds, targets, roofs, flops):
     for ours, least in targets:
+        if ours not in seconds:
+            continue
         got = flops / np.median(seconds[ours]) / roofs[CONTENDERS[ours][1]]
         print(f"  {ours} >= {least:.0%} of the roof: {got:.0%}, {_verdict(got, least)}")
 

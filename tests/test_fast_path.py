@@ -20,7 +20,7 @@ from sklearn_bert import (
 from sklearn_bert._batching import plan_batches
 from sklearn_bert._fast_bert import FastBert
 from sklearn_bert._forward import HookedModel
-from sklearn_bert._packed_linear import packing_works
+from sklearn_bert._packed_linear import PackedLinear, packing_works
 from sklearn_bert._pooling import POOLINGS
 
 FAST = ["bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"]
@@ -111,9 +111,32 @@ def test_the_fused_products_are_tried_before_they_are_used(monkeypatch):
     packing_works.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(_packed_linear, "_product", WithoutSum)
+        patch.setattr(_packed_linear, "_one_pass_pays", lambda: True)
         assert not packing_works(torch.float32)
     packing_works.cache_clear()
     assert packing_works(torch.float32)
+
+
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_activation_and_sum_in_one_pass_or_after_it(monkeypatch, one_pass):
+    """Which one is used is a matter of speed; both are GELU and a sum, for any number of rows."""
+    from sklearn_bert import _packed_linear
+
+    if not packing_works(torch.float32):
+        pytest.skip("no packed weights on this machine")
+    monkeypatch.setattr(_packed_linear, "_one_pass_pays", lambda: one_pass)
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(48, 80).requires_grad_(False)
+    weight, bias = linear.weight.double(), linear.bias.double()
+    for n_rows in (1, 2, 5, 33, 200):
+        x, other = torch.randn(n_rows, 48), torch.randn(n_rows, 80)
+        expected = torch.nn.functional.linear(x.double(), weight, bias)
+        total = expected + other
+        got = PackedLinear(linear)(x, add=other).double()
+        torch.testing.assert_close(got, total, atol=1e-5, rtol=0)
+        assert torch.equal(total, expected + other)  # what was added is as it was
+        got = PackedLinear(linear, "gelu")(x).double()
+        torch.testing.assert_close(got, torch.nn.functional.gelu(expected), atol=1e-5, rtol=0)
 
 
 def test_texts_of_forty_lengths_are_one_pass(tiny, passes):
@@ -305,6 +328,8 @@ def test_what_fills_matrices_up_is_never_seen(n_tokens, monkeypatch):
 def test_attention_in_half_precision_multiplies_matrices_of_few_shapes(monkeypatch):
     """oneDNN keeps a kernel of more than half a megabyte for each that it has met."""
     shapes = set()
+    monkeypatch.setattr(torch, "baddbmm", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "softmax", lambda *_, **__: None)
     monkeypatch.setattr(torch, "bmm", lambda a, b, out: shapes.add((*a.shape, *b.shape)))
     for n_tokens in range(32, 513):
         for n_texts in range(1, max(2, 2048 // n_tokens)):

@@ -102,7 +102,9 @@ def stack(reference, texts, *args, **settings):
 
 def assert_equal_to_1e_5(actual, expected):
     assert actual.dtype == np.float32
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+    # The norms of these random models let values grow to 20, and float32 has seven digits: without
+    # AVX-512, transformers' own states here are up to 2e-5 away from those it has in float64.
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
