@@ -3,10 +3,10 @@
 All that a block does except attention treats each token by itself. So the tokens of texts of any
 lengths are the rows of one matrix, without padding; only attention goes through the texts, length
 by length. A block is four matrix products on packed weights (queries, keys and values are one;
-GELU and the residual sums happen in the same pass over memory), an attention and two norms. Each
-keeps "same text, same bits": what computes a row depends on its text's length and on the
-precision, never on the other rows. That is why a few rows of zeros at the end, which belong to no
-text, can make the number of rows one that ``PackedLinear`` takes as it is.
+GELU and the residual sums come with them), an attention and two norms. Each keeps "same text, same
+bits": what computes a row depends on its text's length and on the precision, never on the other
+rows. That is why a few rows of zeros at the end, which belong to no text, can make the number of
+rows one that ``PackedLinear`` takes as it is.
 
 What a model's parts are called is all that differs between these families: see ``_LAYOUTS``.
 A model of another make runs in transformers' own code (``_forward``).
@@ -31,6 +31,7 @@ __all__ = ["Block", "DistanceBias", "Embeddings", "FastBert", "fast_bert"]
 
 # Lengths from which attention is computed in tiles, by torch's scaled_dot_product_attention, and
 # not in three products of whole matrices: where it is faster, or those would take much memory.
+# In float32 and without the registers of AVX-512, tiles are faster at every length.
 _LONG = {torch.float32: 80, torch.bfloat16: 1024}
 # Texts whose attention is computed together in half precision, and the most tokens they have.
 _TOGETHER, _MOST_TOGETHER = (16, 4, 1), 1024
@@ -266,7 +267,8 @@ def _attend(
 
 def _attention_for(n_tokens: int, dtype: torch.dtype) -> Callable[..., Tensor]:
     """Return the fastest way for texts of `n_tokens`: "same bits" allows no other reason."""
-    if n_tokens >= _LONG[dtype]:
+    in_tiles = dtype == torch.float32 and _register_bytes() < 64
+    if in_tiles or n_tokens >= _LONG[dtype]:
         return _flash
     # matrices so small that a product in half precision takes longer to prepare than to compute
     is_small = n_tokens * dtype.itemsize < _register_bytes()

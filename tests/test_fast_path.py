@@ -65,7 +65,8 @@ def test_our_own_code_agrees_with_that_of_transformers(
     monkeypatch.setattr(_model_loading, "fast_bert", lambda model, dtype: None)
     _models.unload_models()
     slow = fitted(folder, pooling=["mean", "max", "last"])
-    np.testing.assert_allclose(slow.transform(MIXED), fast, atol=1e-5, rtol=1e-5)
+    # each within 1e-5 of transformers' states, as test_reference has it: so of each other within 2e-5
+    np.testing.assert_allclose(slow.transform(MIXED), fast, atol=2e-5, rtol=0)
     assert isinstance(encoder_of(slow).runner, HookedModel)
 
 
@@ -277,9 +278,13 @@ def test_attention_is_what_its_formula_says(attention, n_tokens, dtype, biased):
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("register", [32, 64])
 @pytest.mark.parametrize("n_tokens", [5, 40, 79, 80, 131, 300])
-def test_attention_gives_a_text_the_same_bits_in_any_company(n_tokens, dtype, biased):
-    """Also long ones with a bias, which no tiny model has."""
+def test_attention_gives_a_text_the_same_bits_in_any_company(
+    n_tokens, register, dtype, biased, monkeypatch
+):
+    """Also long ones with a bias, which no tiny model has; as chosen with and without AVX-512."""
+    monkeypatch.setattr(_fast_bert, "_register_bytes", lambda: register)
     generator = torch.Generator().manual_seed(n_tokens)
     heads = torch.randn(21, n_tokens, 3, 3, 16, generator=generator).to(dtype)
     bias = torch.randn(3, n_tokens, n_tokens, generator=generator).to(dtype) if biased else None
