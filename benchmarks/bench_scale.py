@@ -6,8 +6,10 @@
 
 Each number of texts has a process of its own, so that memory one left behind is not another's.
 Memory is sampled from outside: the most that a call held beyond what the process held before it,
-with and without the result itself. Every batch has another number of tokens, so this also shows
-what is kept for shapes that were met, which must not grow with the texts.
+with and without the result itself. Pages of files do not count: those of the weights are read when
+a call first needs them, and the system takes them back when it likes. Every batch has another
+number of tokens, so this also shows what is kept for shapes that were met, which must not grow with
+the texts.
 """
 
 import threading
@@ -35,13 +37,13 @@ def load_on_texts(folder, n_texts, dtype):
 
 
 class PeakMemory:
-    """The most resident memory of another process, sampled every 5 ms."""
+    """The most memory of another process that no file stands behind, sampled every 5 ms."""
 
     def __init__(self, pid):
         self.process = psutil.Process(pid)
 
     def __enter__(self):
-        self.before = self.peak = self.process.memory_info().rss
+        self.before = self.peak = self._bytes()
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self._sample)
         self.thread.start()
@@ -53,7 +55,11 @@ class PeakMemory:
 
     def _sample(self):
         while not self.is_over.wait(0.005):
-            self.peak = max(self.peak, self.process.memory_info().rss)
+            self.peak = max(self.peak, self._bytes())
+
+    def _bytes(self):
+        memory = self.process.memory_info()
+        return memory.rss - memory.shared
 
 
 def check_parts_agree(folder, texts, dtype):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
@@ -129,23 +129,23 @@ class Encodings:
 
     Attributes
     ----------
-    ids : list of list of int
-        Ids of each window, special tokens included.
+    ids : list of ndarray of shape (n_tokens,)
+        Ids of each window, special tokens included; int32, for lists take ten times the memory.
     spans : list of tuple
         Which tokens of each window count.
     text_of : ndarray of shape (n_windows,)
         Text of each window; the windows of a text follow each other.
     n_tokens : list of int
         Number of tokens of each text before it was cut, special tokens included.
-    types : list of list of int or None
+    types : list of ndarray of shape (n_tokens,) or None
         Token types of each window; None if all are 0.
     """
 
-    ids: list[list[int]]
+    ids: list[NDArray[np.int32]]
     spans: list[Spans]
     text_of: NDArray[np.intp]
     n_tokens: list[int]
-    types: list[list[int]] | None = None
+    types: list[NDArray[np.int8]] | None = None
 
     @property
     def n_counted(self) -> list[int]:
@@ -262,35 +262,36 @@ def tokenize(tokenizer: TextTokenizer, texts: Sequence[Text], layout: TextLayout
     if layout.text_pair:
         return _tokenize_pairs(tokenizer, cast("Sequence[tuple[str, str]]", texts), layout)
     encoded = _encode(tokenizer.backend, cast("Sequence[str]", texts))
-    contents = [encoding.ids for encoding in encoded]
-    return arrange(contents, tokenizer.special_tokens, layout)
+    return arrange((encoding.ids for encoding in encoded), tokenizer.special_tokens, layout)
 
 
 def arrange(
-    contents: Sequence[list[int]], special_tokens: SpecialTokens, layout: TextLayout
+    contents: Iterable[list[int]], special_tokens: SpecialTokens, layout: TextLayout
 ) -> Encodings:
     """Put special tokens around the ids of texts, after cutting them to length or into windows."""
     prefix, suffix = list(special_tokens.prefix), list(special_tokens.suffix)
     room = layout.max_length - len(special_tokens)
     counts_all = layout.special_tokens == "include"
-    ids: list[list[int]] = []
+    ids: list[NDArray[np.int32]] = []
     spans: list[Spans] = []
     text_of: list[int] = []
+    n_tokens: list[int] = []
     for text, content in enumerate(contents):
+        n_tokens.append(len(content) + len(special_tokens))
         if layout.window_overlap is None:
             n_kept = min(len(content), room)
             pieces = [Window(0, n_kept, 0, n_kept)]
         else:
             pieces = windows(len(content), room, layout.window_overlap)
         for piece in pieces:
-            ids.append([*prefix, *content[piece.start : piece.stop], *suffix])
+            kept = content[piece.start : piece.stop]
+            ids.append(np.array([*prefix, *kept, *suffix], np.int32))
             offset = len(prefix) - piece.start
             # the special tokens of a text count once: the first before it, the last after it
             start = 0 if counts_all and piece is pieces[0] else piece.first + offset
             last = counts_all and piece is pieces[-1]
             spans.append(((start, len(ids[-1]) if last else piece.end + offset),))
             text_of.append(text)
-    n_tokens = [len(content) + len(special_tokens) for content in contents]
     return Encodings(ids, spans, np.array(text_of, np.intp), n_tokens)
 
 
@@ -301,17 +302,17 @@ def _tokenize_pairs(
     assert special is not None  # fit has seen to it
     prefix, middle, suffix = list(special.prefix), list(special.middle), list(special.suffix)
     room = layout.max_length - len(special)
-    encoded = [
+    encoded = (
         encoding.ids for encoding in _encode(tokenizer.backend, [t for p in pairs for t in p])
-    ]
+    )
     ids, n_tokens, types = [], [], []
     spans: list[Spans] = []
-    for first, second in zip(encoded[::2], encoded[1::2], strict=True):
+    for first, second in zip(encoded, encoded, strict=True):  # one after the other
         n_tokens.append(len(first) + len(second) + len(special))
         n_first, n_second = _cut_longest_first(len(first), len(second), room)
         parts = (prefix, first[:n_first], middle, second[:n_second], suffix)
-        ids.append([token for part in parts for token in part])
-        types.append([t for part, t in zip(parts, special.types, strict=True) for _ in part])
+        ids.append(np.array([token for part in parts for token in part], np.int32))
+        types.append(np.repeat(np.array(special.types, np.int8), [len(part) for part in parts]))
         if layout.special_tokens == "include":
             spans.append(((0, len(ids[-1])),))
         else:
@@ -421,6 +422,8 @@ def _cut_longest_first(n_first: int, n_second: int, room: int) -> tuple[int, int
     return (shorter, longer) if n_first <= n_second else (longer, shorter)
 
 
+# Texts encoded at a time: enough for all threads, few because the library keeps kilobytes of each.
+_ENCODED_TOGETHER = 512
 # The threads that encode a batch do not survive a fork; a child that waits for them hangs.
 _in_forked_child = False
 
@@ -436,9 +439,12 @@ if hasattr(os, "register_at_fork"):
 
 def _encode(
     backend: Tokenizer, texts: Sequence[str], with_offsets: bool = False
-) -> Iterable[Encoding]:
+) -> Iterator[Encoding]:
+    """Yield what the tokenizers library makes of each text, without special tokens."""
     if _in_forked_child:
-        return (backend.encode(text, add_special_tokens=False) for text in texts)
-    if with_offsets:
-        return backend.encode_batch(list(texts), add_special_tokens=False)
-    return backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        yield from (backend.encode(text, add_special_tokens=False) for text in texts)
+        return
+    encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
+    for first in range(0, len(texts), _ENCODED_TOGETHER):
+        some = texts[first : first + _ENCODED_TOGETHER]
+        yield from encode(list(some), add_special_tokens=False)

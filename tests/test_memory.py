@@ -4,6 +4,8 @@ import gc
 import random
 import sys
 import threading
+import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -20,7 +22,15 @@ from sklearn_bert import (
     _text_states,
 )
 from sklearn_bert._memory_store import MemoryStore
+from sklearn_bert._models import get_tokenizer
 from sklearn_bert._packed_linear import PackedLinear, padded_height
+from sklearn_bert._tokenization import (
+    PairTokens,
+    SpecialTokens,
+    TextLayout,
+    TextTokenizer,
+    tokenize,
+)
 from sklearn_bert.exceptions import SlowPathWarning
 from sklearn_bert.testing import make_bert
 
@@ -175,6 +185,54 @@ class TestWhileComputing:
         BertLayerFeaturizer(tiny, layers="all", cache=cache).fit_transform(texts)
         assert len(sizes) > 3 * len(poolings)
         assert max(sizes) <= limit / len(poolings)
+
+
+class TestTokenizing:
+    """A call holds the ids of thousands of texts, and was held up by what came with them."""
+
+    class Kept:
+        """What the tokenizers library keeps of a text: kilobytes, outside of Python's memory."""
+
+        def __init__(self, text):
+            self.ids = list(range(1000, 1000 + len(text)))
+
+    @pytest.mark.parametrize("text_pair", [False, True])
+    def test_what_the_library_keeps_of_a_text_is_let_go(self, text_pair):
+        alive, most = weakref.WeakSet(), []
+
+        class Backend:
+            def encode_batch_fast(self, texts, add_special_tokens):
+                assert not add_special_tokens
+                encodings = [TestTokenizing.Kept(text) for text in texts]
+                alive.update(encodings)
+                most.append(len(alive))
+                return encodings
+
+        pair = PairTokens((1,), (2,), (2,), (0, 0, 0, 1, 1))
+        tokenizer = TextTokenizer(Backend(), SpecialTokens((1,), (2,)), pair, None)
+        texts = ["a" * (1 + number % 50) for number in range(5000)]
+        layout = TextLayout(max_length=100, text_pair=text_pair)
+        given = list(zip(texts, texts[1:] + texts[:1], strict=True)) if text_pair else texts
+        encodings = tokenize(tokenizer, given, layout)
+        assert max(most) <= 1100
+        assert len(encodings.ids) == 5000
+        if not text_pair:
+            for text, ids in zip(texts, encodings.ids, strict=True):
+                assert ids.tolist() == [1, *range(1000, 1000 + len(text)), 2]
+
+    def test_ids_take_a_few_bytes_each(self, tiny):
+        """Python's integers took forty."""
+        tokenizer = get_tokenizer(BertLayerFeaturizer(tiny).fit(["a"])._reference())
+        texts = [" ".join(WORDS * 20)] * 500
+        layout = TextLayout(max_length=10**6)
+        tokenize(tokenizer, texts[:2], layout)
+        tracemalloc.start()
+        try:
+            encodings = tokenize(tokenizer, texts, layout)
+            n_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert n_bytes < 6 * sum(encodings.n_tokens)
 
 
 class TestOverManyCalls:
