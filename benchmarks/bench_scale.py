@@ -59,7 +59,7 @@ class PeakMemory:
 
     def _bytes(self):
         memory = self.process.memory_info()
-        return memory.rss - memory.shared
+        return memory.rss - getattr(memory, "shared", 0)  # which macOS does not tell
 
 
 def check_parts_agree(folder, texts, dtype):
