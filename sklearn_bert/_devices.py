@@ -56,20 +56,26 @@ def computing_environment(device: torch.device) -> str:
     """Describe all of this process that decides the bits of a state.
 
     Library versions, and the kernels that they choose from: for a CPU the instruction sets it has
-    and those that the environment allows, for an accelerator its name.
+    and those that the environment allows, for an accelerator its name; and the precision in which
+    torch was told to multiply matrices of float32.
     """
     modules = (torch, transformers, tokenizers)
     versions = ", ".join(f"{module.__name__} {module.__version__}" for module in modules)
     if device.type != "cpu":
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        precision = torch.get_float32_matmul_precision()
-        return f"{versions}, {device.type} {name} {precision}"
+        return f"{versions}, {device.type} {name} {_product_precision(device)}"
     limits = [os.environ.get(name, "") for name in _KERNEL_LIMITS]
     packed = [packing_works(dtype) for dtype in (torch.float32, torch.bfloat16)]
     return (
         f"{versions}, cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} "
-        f"{_cpu_flags()} {limits} {packed}"
+        f"{_cpu_flags()} {limits} {packed} {_product_precision(device)}"
     )
+
+
+def _product_precision(device: torch.device) -> str:
+    # torch.get_float32_matmul_precision raises once a single backend has been told another one
+    backend = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
+    return str(backend.matmul.fp32_precision)
 
 
 @cache

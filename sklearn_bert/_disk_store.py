@@ -360,8 +360,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _remove_lock(lock: ProcessLock, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child of the process that holds it
-        lock.path.unlink(missing_ok=True)
-        lock.release()
+        lock.remove()
 
 
 def _key(text: str) -> bytes:

@@ -135,8 +135,12 @@ def check_words(X: Any, missing: str = "error") -> list[str] | list[tuple[str, .
                 f"row {position} of X is of type {type(row).__name__} among lists of words; pass "
                 "either texts or lists of words."
             )
-        if not all(isinstance(word, str) for word in row):
-            raise TypeError(f"row {position} of X has a word that is not a str.")
+        for place, word in enumerate(row):
+            if not isinstance(word, str):
+                raise TypeError(
+                    f"word {place} of row {position} of X is of type {type(word).__name__}, not "
+                    "str; leave it out or put '' in its place."
+                )
         texts.append(tuple(_without_surrogates(str.__str__(word)) for word in row))
     return texts
 

@@ -142,7 +142,8 @@ def refuse_long(n_tokens: NDArray[np.intp], max_length: int) -> None:
         shown = ", ".join(f"{row} ({n_tokens[row]} tokens)" for row in rows[:_ROWS_SHOWN])
         raise LongDocumentError(
             f"{len(rows)} of {len(n_tokens)} texts are longer than max_length={max_length} tokens: "
-            f"rows {shown}{', ...' if len(rows) > _ROWS_SHOWN else ''}."
+            f"rows {shown}{', ...' if len(rows) > _ROWS_SHOWN else ''}. "
+            "long_documents='window' reads them whole, 'truncate' cuts them."
         )
 
 

@@ -147,7 +147,8 @@ class DistanceBias(nn.Module):
 
     def __init__(self, encoder: Any, longest: int) -> None:
         super().__init__()
-        buckets = encoder.relative_position_bucket(torch.arange(1 - longest, longest))
+        distances = torch.arange(1 - longest, longest, device="cpu")
+        buckets = encoder.relative_position_bucket(distances)
         by_distance = encoder.relative_attention_bias.weight.detach()[buckets].T.contiguous()
         self.by_distance: Tensor
         self.register_buffer("by_distance", by_distance)

@@ -136,9 +136,12 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
         Most tokens in a batch. It decides memory and speed, never the features.
     cache : None, "memory", path-like or FeatureCache, default=None
         Where vectors are kept once computed: in the memory of the process, in a folder that
-        processes share, or as a :class:`FeatureCache` says. A search over layers and poolings then
-        runs the model once for each distinct text. The features are those of a pretrained model
-        and depend on no label and no other text, so sharing them between folds leaks nothing.
+        processes share (a relative path is that of the working directory at each call), or as a
+        :class:`FeatureCache` says. A search over layers and the poolings cls, mean and max, or
+        those that a :class:`FeatureCache` names, then runs the model once for each distinct text:
+        once per process with "memory", once in all with a folder. The features are those of a
+        pretrained model and depend on no label and no other text, so sharing them between folds
+        leaks nothing.
     local_files_only : bool, default=False
         If True, nothing is fetched from the hub.
     verbose : bool, default=False
@@ -488,6 +491,8 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
     def _read(self, X: Any, fitting: bool) -> Sequence[Text]:
         """Return what `X` holds: a text or a pair of texts per row."""
         if not self.text_pair:
+            if fitting and hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_  # of an earlier fit on pairs
             return check_documents(X, self.missing)
         pairs = check_pairs(X, self.missing)
         _check_feature_names(self, X, reset=fitting)
@@ -668,7 +673,7 @@ def _layout(parameters: Mapping[str, Any], max_length: int) -> TextLayout:
     return TextLayout(
         max_length=max_length,
         special_tokens=parameters["special_tokens"],
-        window_overlap=parameters["window_overlap"] if in_windows else None,
+        window_overlap=int(parameters["window_overlap"]) if in_windows else None,
         text_pair=bool(parameters["text_pair"]),
     )
 

@@ -183,8 +183,9 @@ class Encoder:
         if n_tokens <= self.most_tokens and not self.runner.one_at_a_time:
             try:
                 return [compute(groups)]
-            except torch.OutOfMemoryError:
-                pass
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
             # not in the handler, which would keep the tensors of the failed pass alive
             self._expect_less_memory(n_tokens // 2)
         if len(groups) > 1:
@@ -267,8 +268,10 @@ class HookedModel:
         self.n_layers = n_layers
         self.device: torch.device = model.device
         on_cpu = self.device.type == "cpu"
-        # padding costs bits; an accelerator has none to keep, and is slow with small batches
-        self.spread = 0.0 if on_cpu else _MOST_PADDING
+        # Padding costs bits; an accelerator has none to keep, and is slow with small batches. But a
+        # model can look at padding in spite of the mask: MobileBERT at a token's right neighbour.
+        may_pad = not on_cpu and model.config.model_type in TESTED_FAMILIES
+        self.spread = _MOST_PADDING if may_pad else 0.0
         self.batch_tokens = _BATCH_TOKENS_ON_CPU if on_cpu else _BATCH_TOKENS
         self.tokens_since_trim = 0
         # "eager" attention multiplies strided heads; alone in its batch a text gets other bits
@@ -366,14 +369,14 @@ class HookedModel:
         """
         longest = getattr(self.model.config, "max_position_embeddings", 31) - 4
         for n_tokens in (n for n in (3, 5, 7, 9, 11, 13, 17, 31) if n <= longest):
-            ids = torch.arange(n_tokens) % (self.model.config.vocab_size - 1) + 1
+            ids = torch.arange(n_tokens, device="cpu") % (self.model.config.vocab_size - 1) + 1
             two, many = self._layers_of(ids.repeat(2, 1)), self._layers_of(ids.repeat(23, 1))
             if not all(torch.equal(a[:1].expand_as(b), b) for a, b in zip(two, many, strict=True)):
                 return False
         return True
 
     def _compare_with_transformers(self) -> None:
-        ids = torch.arange(8, device=self.device).reshape(2, 4) % 4 + 1
+        ids = torch.arange(8, device="cpu").reshape(2, 4).to(self.device) % 4 + 1
         whole: list[Tensor] = []
         with torch.inference_mode():
             self._run_whole({"input_ids": ids}, lambda k, h, _=None: whole.append(h))
@@ -396,6 +399,11 @@ def _padded(arrays: Sequence[NDArray[np.int64]], width: int, value: int) -> NDAr
     """Stack arrays of shape ``(n_texts, n_tokens)``, filled up on the right to `width`."""
     wide = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=value) for a in arrays]
     return np.concatenate(wide)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had no memory left, for which MPS has no exception of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
 
 
 def free_memory(device: torch.device) -> None:

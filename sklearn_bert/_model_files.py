@@ -10,6 +10,7 @@ them does, so it says whether two folders give the same features.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -71,6 +72,8 @@ _CONVERT = (
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# Errors of this machine's disk, which are not the network's.
+_CANNOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -287,6 +290,8 @@ def _download(name: str, revision: str | None, offline: bool) -> ModelFolder:
     except RevisionNotFoundError as error:
         raise ModelFilesError(f"{where}: the hub has no such branch, tag or commit.") from error
     except Exception as error:  # the client raises whatever the library of its requests raises
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            raise ModelFilesError(f"{where} cannot be stored on this machine: {error}") from error
         raise ModelFilesError(
             f"{where} is not a local folder, and the hub could not be reached to fetch it "
             f"({type(error).__name__}). Check the spelling and the network, or pass a folder."

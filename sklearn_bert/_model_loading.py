@@ -290,6 +290,11 @@ def load_tokenizer(folder: ModelFolder) -> TextTokenizer:
             f"the tokenizer in {folder.path} puts no special tokens such as [CLS] and [SEP] around "
             "a text, so it does not belong to a BERT-like encoder."
         )
+    if any(backend.encode("a").type_ids):
+        raise UnsupportedModelError(
+            f"the tokenizer in {folder.path} gives tokens of a single text another type than 0, "
+            "which BERT-like encoders do not."
+        )
     recorded = loaded.model_max_length
     return TextTokenizer(
         backend,
@@ -331,8 +336,17 @@ def _sdpa_depends_on_threads(config: Any) -> bool:
 
 def load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype) -> Encoder:
     """Load the weights of a folder, in the form that is fastest on a device."""
+    # some models are tried out, which the caller's own torch code must not change
+    with torch.autocast(device.type, enabled=False):
+        return _encoder_on(device, folder, dtype)
+
+
+def _encoder_on(device: torch.device, folder: ModelFolder, dtype: torch.dtype) -> Encoder:
     model, _ = _load_weights(folder)
     model.eval().requires_grad_(False)
+    # a config.json may ask for output in another form, and for more of it
+    model.config.return_dict = True
+    model.config.output_hidden_states = model.config.output_attentions = False
     computed = dtype
     if device.type == "cpu" and (dtype == torch.float16 or not packing_works(dtype)):
         # Without kernels for a half precision, its rounded weights are used in float32: as precise

@@ -174,8 +174,15 @@ def _product() -> Any:
 @cache
 def packing_works(dtype: torch.dtype) -> bool:
     """Whether packed linear layers exist here and agree with torch's own for `dtype`."""
-    weight = (torch.arange(48 * 64, dtype=torch.float32).reshape(48, 64) * 0.37).sin()
-    x = (torch.arange(5 * 64, dtype=torch.float32).reshape(5, 64) * 0.73).cos()
+    # whatever the caller's own torch code has switched on
+    with torch.inference_mode(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        return _packing_works(dtype)
+
+
+def _packing_works(dtype: torch.dtype) -> bool:
+    numbers = torch.arange(48 * 64, dtype=torch.float32)
+    weight = (numbers.reshape(48, 64) * 0.37).sin()
+    x = (numbers[: 5 * 64].reshape(5, 64) * 0.73).cos()
     linear = nn.Linear(64, 48, bias=False, device="meta").to_empty(device="cpu")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     plain = linear(x)

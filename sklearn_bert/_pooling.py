@@ -104,6 +104,13 @@ class Pooling:
     merge: str = "mean"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not callable(self.reduce):
+            raise TypeError(
+                "a Pooling is a name and a function, Pooling(name, reduce); got "
+                f"{self.name!r} and {self.reduce!r}."
+            )
+        if self.reads not in ("counted", "all", "pooler"):
+            raise ValueError(f"reads must be 'counted', 'all' or 'pooler'; got {self.reads!r}.")
         if self.merge not in MERGES:
             raise ValueError(f"merge must be one of {', '.join(MERGES)}; got {self.merge!r}.")
 

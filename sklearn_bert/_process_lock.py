@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -72,6 +73,11 @@ class ProcessLock:
         """Let go of the lock."""
         self._file.close()
 
+    def remove(self) -> None:
+        """Let go of the lock, and remove its file."""
+        self.release()
+        _remove(self.path)
+
     def __enter__(self) -> Self:
         return self
 
@@ -93,5 +99,11 @@ def is_locked(path: Path) -> bool:
     with file:
         if not _try_lock(file):
             return True
+    _remove(path)
+    return False
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that nobody here has open; where another has, Windows does not let us."""
+    with suppress(OSError):
         path.unlink(missing_ok=True)
-        return False

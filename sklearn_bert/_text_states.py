@@ -46,8 +46,10 @@ _FORMAT = 4
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 2**24
 # Tokens that a worker claims at a time, on a CPU and elsewhere: seconds of work, which is worth a
-# transaction, and nobody waits long for the last piece.
+# transaction, and nobody waits long for the last piece. On a CPU that is so for blocks of this many
+# weights in all; of a larger model fewer tokens are claimed, but at least a few batches.
 _CLAIMED_TOKENS, _CLAIMED_TOKENS_ELSEWHERE = 2**15, 2**18
+_CLAIMED_WEIGHTS, _FEWEST_CLAIMED = 6 * 12 * 384**2, 2**13
 # And at most so much to keep: what is claimed is held until it is put into the store.
 _CLAIMED_BYTES = 2**26
 # A worker that is alive but makes no progress for so long is no longer waited for.
@@ -220,8 +222,7 @@ class _Job:
         """Cut texts into pieces to claim, put and fetch at a time, the longest texts first."""
         if isinstance(self.store, NoStore):  # each piece would end in a batch that is not full
             return [np.arange(len(lengths))]
-        on_cpu = self.device.type == "cpu"
-        tokens = _CLAIMED_TOKENS if on_cpu else _CLAIMED_TOKENS_ELSEWHERE
+        tokens = _claimed_tokens(self.reference, self.device)
         if self.batch_tokens != "auto":
             tokens = max(tokens, int(self.batch_tokens))  # no batch is cut
         n_states = sum(len(reading.layers) for reading in self.readings)
@@ -311,6 +312,15 @@ class _Job:
         identity = pooling_identity(reading.pooling)
         assert identity is not None  # otherwise there is no store
         return Shelf(self.namespace, identity, reading.layers, self.reference.hidden_size)
+
+
+def _claimed_tokens(reference: ModelReference, device: Any) -> int:
+    """Return how many tokens of a model a worker claims at a time."""
+    if device.type != "cpu":
+        return _CLAIMED_TOKENS_ELSEWHERE
+    weights = 12 * reference.n_layers * reference.hidden_size**2
+    tokens = max(_FEWEST_CLAIMED, _CLAIMED_TOKENS * _CLAIMED_WEIGHTS // weights)
+    return min(_CLAIMED_TOKENS, tokens)
 
 
 def _usable(cache: FeatureCache | None, poolings: Sequence[Pooling]) -> FeatureCache | None:

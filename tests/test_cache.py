@@ -21,6 +21,7 @@ from pathlib import Path
 import joblib
 import numpy as np
 import pytest
+import torch
 from counting import CountingFeaturizer, read_log
 from safetensors.torch import load_file, save_file
 from sklearn.base import clone
@@ -406,6 +407,21 @@ class TestWhatIsTheSame:
             identities.add(pooling_identity(Pooling("p", scaled)))
         assert len(identities) == 2
         assert None not in identities
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_the_precision_in_which_torch_multiplies_float32(self, device, monkeypatch):
+        """Told to be fast, torch multiplies float32 in bfloat16 on processors that can."""
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+        backend = torch.backends.mkldnn if device == "cpu" else torch.backends.cuda
+        before = backend.matmul.fp32_precision
+        plain = _devices.computing_environment(torch.device(device))
+        try:
+            # also where torch.get_float32_matmul_precision refuses to answer
+            backend.matmul.fp32_precision = "tf32"
+            assert _devices.computing_environment(torch.device(device)) != plain
+        finally:
+            backend.matmul.fp32_precision = before
+        assert _devices.computing_environment(torch.device(device)) == plain
 
 
 class TestHandle:
@@ -841,6 +857,17 @@ sys.stdin.readline()
         assert np.array_equal(got, BertLayerFeaturizer(tiny).fit_transform(TEXTS))
         holder.communicate()
 
+    @pytest.mark.parametrize(
+        ("n_layers", "hidden_size", "tokens"),
+        [(3, 32, 2**15), (6, 384, 2**15), (12, 512, 9216), (12, 768, 2**13), (24, 1024, 2**13)],
+    )
+    def test_a_claim_is_less_of_a_larger_model(self, n_layers, hidden_size, tokens):
+        """With BERT-large a claim took longer than others are patient, so all computed it."""
+        reference = _models.ModelReference("m", None, True, "f", n_layers, hidden_size)
+        cpu, gpu = (types.SimpleNamespace(type=name) for name in ("cpu", "cuda"))
+        assert _text_states._claimed_tokens(reference, cpu) == tokens
+        assert _text_states._claimed_tokens(reference, gpu) == 2**18
+
     def test_nobody_waits_for_ever_for_a_process_that_stands_still(self, tiny, disk, monkeypatch):
         monkeypatch.setattr(_text_states, "_PATIENCE_SECONDS", 0.2)
         featurizer = BertLayerFeaturizer(tiny, cache=disk).fit(TEXTS)
@@ -865,6 +892,30 @@ sys.stdin.readline()
         else:
             claims = len(store._claims)
         assert claims == 0
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    @pytest.mark.parametrize("ever", [True, False])
+    def test_files_that_cannot_be_removed_while_they_are_open(self, tiny, disk, monkeypatch, ever):
+        """As on Windows; or not at all, because another process has them open."""
+        original = Path.unlink
+
+        def unlink(self, missing_ok=False):
+            names = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+            is_open = str(self) in [os.readlink(name) for name in names if os.path.exists(name)]
+            if is_open or not ever:
+                raise PermissionError(32, "it is being used by another process")
+            original(self, missing_ok=missing_ok)
+
+        workers = Path(disk.location, "workers")
+        workers.mkdir(parents=True)
+        (workers / ("0" * 32)).touch()  # of a process that died
+        monkeypatch.setattr(Path, "unlink", unlink)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = BertLayerFeaturizer(tiny, cache=disk).fit_transform(TEXTS)
+            close_stores()
+        assert list(workers.iterdir()) == [] or not ever
+        assert np.array_equal(got, BertLayerFeaturizer(tiny).fit_transform(TEXTS))
 
     def test_a_forked_child_opens_its_own_store(self, disk):
         store = store_of(disk)

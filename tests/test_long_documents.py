@@ -200,6 +200,27 @@ class TestWindows:
             np.testing.assert_allclose(est.fit_transform([text])[0], expected, atol=1e-5)
         with pytest.raises(ValueError, match="merge must be one of mean, token_mean"):
             Pooling("spread", lambda h: h.amax(1), merge="median")
+        with pytest.raises(ValueError, match="reads must be 'counted', 'all' or 'pooler'; got 'a"):
+            Pooling("spread", lambda h: h.amax(1), reads="al")
+        with pytest.raises(TypeError, match=r"a name and a function, Pooling\(name, reduce\)"):
+            Pooling(lambda h: h.amax(1), "spread")
+
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_numbers_of_numpy_are_numbers(self, tiny, tmp_path, cached):
+        """A search over np.arange met json, which knows Python's integers only."""
+        cache = tmp_path / "cache" if cached else None
+        texts = random_texts([90, 300])
+        expected = in_windows(tiny, max_length=40, window_overlap=8).set_params(layers=-1)
+        expected = expected.fit_transform(texts)
+        est = in_windows(
+            tiny,
+            cache=cache,
+            max_length=np.int64(40),
+            window_overlap=np.int64(8),
+        ).set_params(layers=np.int64(-1), batch_tokens=np.int64(300))
+        np.testing.assert_array_equal(est.fit_transform(texts), expected)
+        est.set_params(window_overlap=8, max_length=np.int32(40))  # the same, so no new fit
+        np.testing.assert_array_equal(est.transform(texts), expected)
 
     def test_no_text_is_cut_so_nothing_is_warned_of(self, tiny):
         with warnings.catch_warnings():

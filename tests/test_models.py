@@ -1,5 +1,6 @@
 """Which models are taken, which are refused and in what words, and what stays in memory."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,14 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from families import FAMILIES, OTHER_FAMILIES
 from safetensors.torch import load_file, save_file
 
+import sklearn_bert
 from sklearn_bert import BertLayerFeaturizer, _model_loading, _models, _text_states
+from sklearn_bert._forward import Encoder, HookedModel
+from sklearn_bert._packed_linear import packing_works
 from sklearn_bert.exceptions import (
     ConstantFeaturesWarning,
     FingerprintMismatchError,
     LongDocumentError,
     ModelFilesError,
+    SlowPathWarning,
     TruncationWarning,
     UnsupportedModelError,
 )
@@ -57,6 +63,69 @@ def rewrite_weights(folder, change):
 
 def rewrite_json(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def _encoder_of(folder):
+    reference = BertLayerFeaturizer(folder).fit(["a"])._reference()
+    return _models.get_encoder(reference, torch.device("cpu"), "float32")
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "deberta-v3", "convbert"])
+def test_what_a_config_says_of_the_output_is_not_obeyed(tmp_path, family, empty_registry):
+    """Some fine-tuning scripts leave such settings; a tuple then came where names were expected."""
+    folder = {**FAMILIES, **OTHER_FAMILIES}[family](tmp_path / "m")
+    settings = {"layers": "all", "pooling": ["mean", "last"]}
+    expected = BertLayerFeaturizer(folder, **settings).fit_transform(TEXTS)
+    rewrite_json(
+        folder / "config.json", return_dict=False, output_hidden_states=True, output_attentions=True
+    )
+    sklearn_bert.unload_models()
+    got = BertLayerFeaturizer(folder, **settings).fit_transform(TEXTS)
+    assert np.array_equal(got, expected)
+    if hasattr(_encoder_of(folder).runner, "model"):
+        config = _encoder_of(folder).runner.model.config
+        assert (config.output_hidden_states, config.output_attentions) == (False, False)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_disk_that_cannot_be_written_is_not_taken_for_the_network(monkeypatch, number):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelFilesError, match=f"stored on this machine: .*{os.strerror(number)}"):
+        BertLayerFeaturizer("owner/model").fit(["a"])
+
+
+def test_a_tokenizer_that_gives_a_text_another_type_is_refused(tiny, empty_registry, monkeypatch):
+    """Funnel's [CLS] has type 2, which would be computed as type 0."""
+    from tokenizers.processors import TemplateProcessing
+
+    original = _model_loading.stateless_tokenizer
+
+    def like_funnel(tokenizer):
+        tokenizer = original(tokenizer)
+        special = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = TemplateProcessing(
+            single="[CLS]:2 $A:0 [SEP]:0", special_tokens=special
+        )
+        return tokenizer
+
+    monkeypatch.setattr(_model_loading, "stateless_tokenizer", like_funnel)
+    with pytest.raises(UnsupportedModelError, match="another type than 0"):
+        BertLayerFeaturizer(tiny).fit(TEXTS)
+
+
+@pytest.mark.parametrize(("family", "spread"), [("bert", 0.1), ("convbert", 0.0)])
+def test_only_families_known_to_heed_the_mask_are_padded(tmp_path, family, spread, monkeypatch):
+    """MobileBERT looks at a token's right neighbour, padding or not; nobody compares the others."""
+    import transformers
+
+    folder = {**FAMILIES, **OTHER_FAMILIES}[family](tmp_path / "m")
+    monkeypatch.setattr(HookedModel, "_compare_with_transformers", lambda self: None)
+    for device, expected in (("meta", spread), ("cpu", 0.0)):
+        model = transformers.AutoModel.from_pretrained(folder).eval().to(device)
+        assert HookedModel(model, 2).spread == expected
 
 
 def framed(header):
@@ -711,8 +780,6 @@ class TestOutOfMemory:
     @pytest.fixture
     def small_device(self, empty_registry, monkeypatch):
         """A device on which more than 40 tokens at a time are too many; returns what it ran."""
-        from sklearn_bert._forward import Encoder
-
         original = Encoder._pooled_states
         sizes = []
 
@@ -740,6 +807,32 @@ class TestOutOfMemory:
         one_by_one = np.concatenate([featurizer.transform([text]) for text in texts])
         assert np.array_equal(got, one_by_one)
         assert np.array_equal(again, one_by_one)
+
+    def test_a_device_may_say_so_in_an_ordinary_error(self, tiny, empty_registry, monkeypatch):
+        """As MPS does."""
+        texts = [f"good {word}" for word in "abcdefghijklmnopqrstuvwxyz"]
+        expected = BertLayerFeaturizer(tiny).fit_transform(texts)
+        original, sizes = Encoder._pooled_states, []
+
+        def limited(self, groups, *args):
+            sizes.append(sum(group.ids.size for group in groups))
+            if sizes[-1] > 40:
+                raise RuntimeError("MPS backend out of memory (MPS allocated: 9.05 GB)")
+            return original(self, groups, *args)
+
+        monkeypatch.setattr(Encoder, "_pooled_states", limited)
+        with pytest.warns(SlowPathWarning, match="out of memory"):
+            got = BertLayerFeaturizer(tiny).fit_transform(texts)
+        assert sizes[0] > 40 >= sizes[-1]
+        assert np.array_equal(got, expected)
+
+    def test_another_error_is_not_taken_for_it(self, tiny, empty_registry, monkeypatch):
+        def fail(*_):
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(Encoder, "_pooled_states", fail)
+        with pytest.raises(RuntimeError, match="a bug"):
+            BertLayerFeaturizer(tiny).fit_transform(TEXTS)
 
     def test_a_text_that_does_not_fit_alone_is_an_error(self, tiny, small_device):
         featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)
@@ -809,13 +902,18 @@ class TestManners:
             assert torch.is_grad_enabled()
             assert (torch.ones(1, requires_grad=True) * 2).requires_grad
 
-    def test_the_callers_torch_contexts_do_not_reach_in(self, tiny, empty_registry):
+    @pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "convbert"])
+    def test_the_callers_torch_contexts_do_not_reach_in(self, tmp_path, empty_registry, family):
         """Under autocast or another default device the features were errors, or other numbers."""
-        expected = BertLayerFeaturizer(tiny).fit_transform(TEXTS)
+        folder = {**FAMILIES, **OTHER_FAMILIES}[family](tmp_path / family)
+        expected = BertLayerFeaturizer(folder).fit_transform(TEXTS)
+        kind = type(_encoder_of(folder).runner)
         for name in ("_encoders", "_tokenizers", "_facts"):
             getattr(_models, name).clear()
+        packing_works.cache_clear()  # asked once per process, perhaps in such a context
         with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-            assert np.array_equal(BertLayerFeaturizer(tiny).fit_transform(TEXTS), expected)
+            assert np.array_equal(BertLayerFeaturizer(folder).fit_transform(TEXTS), expected)
+        assert type(_encoder_of(folder).runner) is kind
 
     def test_dropout_is_off_and_no_randomness_is_used(self, tiny):
         featurizer = BertLayerFeaturizer(tiny).fit(TEXTS)

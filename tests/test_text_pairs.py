@@ -130,6 +130,13 @@ def test_columns_of_a_frame_must_come_in_the_order_of_fit(tiny):
         est.transform(frame[["hypothesis", "premise"]])
 
 
+def test_a_refit_on_single_texts_forgets_the_columns(tiny):
+    frame = pd.DataFrame(PAIRS, columns=["premise", "hypothesis"])
+    est = BertLayerFeaturizer(tiny, text_pair=True).fit(frame)
+    est.set_params(text_pair=False).fit(["a", "b"])
+    assert not hasattr(est, "feature_names_in_")
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_model_with_one_token_type_takes_pairs_of_a_tokenizer_with_two(
     tmp_path, monkeypatch, fast

@@ -294,7 +294,7 @@ def test_containers(tiny):
     [
         ("good film", {}, "single str"),
         ([["good"], "bad"], {}, "row 1 of X is of type str among lists of words"),
-        ([["good", None]], {}, "row 0 of X has a word that is not a str"),
+        ([["good", None]], {}, "word 1 of row 0 of X is of type NoneType, not str"),
         (["good", None], {}, "missing value, in row 1"),
         (["good"], {"level": "sentence"}, "'level' parameter of transform_tokens"),
         (["good"], {"subwords": "max"}, "'subwords' parameter of transform_tokens"),
