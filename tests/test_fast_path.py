@@ -1,6 +1,7 @@
 """What makes it fast, in numbers of passes, blocks and tokens; and that it stays right."""
 
 import math
+import platform
 
 import numpy as np
 import pytest
@@ -93,6 +94,16 @@ def test_a_token_with_the_number_of_the_padding_is_not_given_a_position(
             states = model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
         expected = torch.cat([h[0].mean(0) for h in states.hidden_states]).numpy()
         np.testing.assert_allclose(row, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not tried elsewhere")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_packed_products_are_had_whatever_the_caller_has_switched_on():
+    """Tests of packed products are skipped where there are none, and the library is just slow."""
+    packing_works.cache_clear()  # asked once per process, so the answer would last
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        assert packing_works(torch.float32)
+        assert packing_works(torch.bfloat16) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def test_the_fused_products_are_tried_before_they_are_used(monkeypatch):
@@ -293,6 +304,24 @@ def test_attention_gives_a_text_the_same_bits_in_any_company(
     for first, n_texts in ((0, 1), (20, 1), (3, 2), (1, 5), (2, 17)):
         few = attention(heads[first : first + n_texts], bias)
         assert torch.equal(few, together[first : first + n_texts])
+
+
+@pytest.mark.parametrize(
+    ("register", "dtype", "n_tokens", "name"),
+    [
+        (64, torch.float32, 26, "_matrix_products"),
+        (64, torch.float32, 80, "_flash"),
+        (32, torch.float32, 4, "_flash"),  # without AVX-512 at every length
+        (64, torch.bfloat16, 26, "_matrix_products"),
+        (64, torch.bfloat16, 512, "_half_products"),
+        (64, torch.bfloat16, 1024, "_flash"),
+    ],
+)
+def test_attention_is_chosen_by_length_precision_and_processor(
+    register, dtype, n_tokens, name, monkeypatch
+):
+    monkeypatch.setattr(_fast_bert, "_register_bytes", lambda: register)
+    assert _fast_bert._attention_for(n_tokens, dtype).__name__ == name
 
 
 def test_mpnet_is_told_how_far_apart_tokens_are():
