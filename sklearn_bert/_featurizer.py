@@ -491,8 +491,9 @@ class BertLayerFeaturizer(CallbackSupportMixin, TransformerMixin, BaseEstimator)
     def _read(self, X: Any, fitting: bool) -> Sequence[Text]:
         """Return what `X` holds: a text or a pair of texts per row."""
         if not self.text_pair:
-            if fitting and hasattr(self, "feature_names_in_"):
-                del self.feature_names_in_  # of an earlier fit on pairs
+            was_fitted_on_pairs = getattr(self, "_fitted_params", {}).get("text_pair")
+            if fitting and was_fitted_on_pairs and hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
             return check_documents(X, self.missing)
         pairs = check_pairs(X, self.missing)
         _check_feature_names(self, X, reset=fitting)
