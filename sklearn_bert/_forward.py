@@ -369,14 +369,14 @@ class HookedModel:
         """
         longest = getattr(self.model.config, "max_position_embeddings", 31) - 4
         for n_tokens in (n for n in (3, 5, 7, 9, 11, 13, 17, 31) if n <= longest):
-            ids = torch.arange(n_tokens, device="cpu") % (self.model.config.vocab_size - 1) + 1
+            ids = torch.arange(n_tokens) % (self.model.config.vocab_size - 1) + 1
             two, many = self._layers_of(ids.repeat(2, 1)), self._layers_of(ids.repeat(23, 1))
             if not all(torch.equal(a[:1].expand_as(b), b) for a, b in zip(two, many, strict=True)):
                 return False
         return True
 
     def _compare_with_transformers(self) -> None:
-        ids = torch.arange(8, device="cpu").reshape(2, 4).to(self.device) % 4 + 1
+        ids = torch.arange(8, device=self.device).reshape(2, 4) % 4 + 1
         whole: list[Tensor] = []
         with torch.inference_mode():
             self._run_whole({"input_ids": ids}, lambda k, h, _=None: whole.append(h))

@@ -336,8 +336,8 @@ def _sdpa_depends_on_threads(config: Any) -> bool:
 
 def load_encoder(folder: ModelFolder, device: torch.device, dtype: torch.dtype) -> Encoder:
     """Load the weights of a folder, in the form that is fastest on a device."""
-    # some models are tried out, which the caller's own torch code must not change
-    with torch.autocast(device.type, enabled=False):
+    # tensors are made and some models tried out, which the caller's own torch code must not change
+    with torch.autocast(device.type, enabled=False), torch.device("cpu"):
         return _encoder_on(device, folder, dtype)
 
 
