@@ -31,7 +31,8 @@ __all__ = ["Block", "DistanceBias", "Embeddings", "FastBert", "fast_bert"]
 
 # Lengths from which attention is computed in tiles, by torch's scaled_dot_product_attention, and
 # not in three products of whole matrices: where it is faster, or those would take much memory.
-# In float32 and without the registers of AVX-512, tiles are as good or better at every length.
+# In float32 and without the registers of AVX-512 all lengths are: only full batches of a few tokens
+# a text would gain by whole matrices.
 _LONG = {torch.float32: 80, torch.bfloat16: 1024}
 # Texts whose attention is computed together in half precision, and the most tokens they have.
 _TOGETHER, _MOST_TOGETHER = (16, 4, 1), 1024
