@@ -158,13 +158,12 @@ def test_published_accuracy_of_every_experiment_comes_out(scores, corpus, split)
     """In each of ten experiments exactly as many texts are right as in the published run."""
     published = FIGURES["mteb_classification"][f"{corpus}/{split}"]["accuracy"]
     accuracy = [accuracy for accuracy, _ in scores[split]]
-    tolerance = np.full(len(published), 1e-10)
-    if (corpus, split) == ("emotion", "test"):
+    if (corpus, split) == ("emotion", "test") and accuracy[3] > published[3]:
         # One text of 2000, number 1168 in experiment 4, is a tie: the scores of its class and of
         # another are equal to 1e-6, and a classifier fitted in float64 chooses the other one. Which
-        # it is depends on the processor.
-        tolerance[3] = 1.001 / 2000
-    assert (np.abs(np.array(accuracy) - published) <= tolerance).all()
+        # it is depends on the processor; with its own class, exactly one more is right.
+        accuracy[3] -= 1 / 2000
+    np.testing.assert_allclose(accuracy, published, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("corpus", "split"), SPLITS)
@@ -174,9 +173,10 @@ def test_published_macro_f1_comes_out(scores, corpus, split):
     # One of the 20,000 predictions on emotion/test is a tie: text 360 in experiment 8 has two
     # best classes, both wrong, whose scores are equal to 1e-6 (4e-8 in float64), so the last bits
     # of float32 choose. The choice does not change accuracy; it changes mean macro F1 by 1.2e-6.
-    # The tie that does change accuracy is worth a text in 2000, in one of ten experiments.
-    tolerance = 1e-4 if (corpus, split) == ("emotion", "test") else 1e-10
+    tolerance = 2e-6 if (corpus, split) == ("emotion", "test") else 1e-10
     macro_f1 = np.mean([f1 for _, f1 in scores[split]])
+    if (corpus, split) == ("emotion", "test") and macro_f1 > published + tolerance:
+        macro_f1 -= 6.54e-5  # what the tie that changes accuracy is worth
     assert macro_f1 == pytest.approx(published, rel=0, abs=tolerance)
 
 
